@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from osfl.evaluation.bound import excess_risk_bound, generative_error, label_divergence, principal_axes
-from osfl.evaluation.distances import gaussian_divergence
+from tests.evaluation.divergence import gaussian_divergence
 
 FLOAT = torch.float64
 # Three clients with a class each: share, real (mean, deviation), generator (mean, deviation).

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from osfl.evaluation.distances import estimated_divergence, frechet, gaussian_divergence, kernel_distance, nearest
+from osfl.evaluation.distances import estimated_divergence, frechet, kernel_distance, nearest
+from tests.evaluation.divergence import gaussian_divergence
 
 FLOAT = torch.float64
 

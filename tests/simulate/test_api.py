@@ -17,6 +17,7 @@ from PIL import Image
 from torch import nn
 
 import osfl
+from osfl.cli.main import answer
 from osfl.core.errors import DataError, UsageError
 from osfl.core.registry import _OWN
 from osfl.methods.fedavg import FedAvg
@@ -153,3 +154,43 @@ def test_a_dataset_and_a_network_of_ones_own(tmp_path: Path) -> None:
     assert isinstance(first.model(), nn.Sequential)
     with pytest.raises(UsageError, match="one of ours"):
         osfl.register_model("cnn", build)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": "a"}, "seed: expected a whole number, got 'a'"),
+        ({"seed": 1.5}, "seed: expected a whole number, got 1.5"),
+        ({"clients": "3", "samples": 2.5}, "clients: expected .*(.|\n)*samples: expected"),
+        ({"clients": -2}, "clients: expected a whole number of at least 1, got -2"),
+        ({"image_size": True}, "image_size: expected"),
+        ({"evaluate_on": "train"}, "evaluate_on: expected 'test' or 'val', got 'train'"),  # was silently the validation part
+        ({"partition": None}, "partition: expected text"),
+        ({"settings": ["epochs=2"]}, "settings: expected a dict"),
+        ({"workers": -1}, "workers: expected"),
+        ({"workers": "2"}, "workers: expected"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_before_anything_starts(
+    tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        osfl.run("fedavg", tmp_path / "run", **{**SMALL, **wrong})
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_method_and_one_seed_are_a_comparison_too_but_none_is_not(tmp_path: Path) -> None:
+    assert list(osfl.compare("fedavg", tmp_path / "one", seeds=0, **SMALL)["methods"]) == ["fedavg"]
+    for methods, seeds, message in (([], 0, "no method"), ("fedavg", [], "no seed")):
+        with pytest.raises(UsageError, match=message):
+            osfl.compare(methods, tmp_path / "none", seeds=seeds, **SMALL)
+
+
+def test_python_and_the_command_line_put_a_run_into_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert osfl.run("fedavg", **{**SMALL, "partition": "dirichlet:0.5"}).folder == Path(
+        "runs/fedavg-digits-dirichlet-0.5-seed0"
+    )
+    command = "run --method fedavg --clients 2 --partition dirichlet:0.5 --smoke --samples 60 --image-size 8"
+    assert answer(command.split()) == 0  # and so it is the same run
+    assert [path.name for path in Path("runs").iterdir()] == ["fedavg-digits-dirichlet-0.5-seed0"]

@@ -25,11 +25,11 @@ def test_known_answer() -> None:
 def test_only_the_right_key_options_and_spelling() -> None:
     key = SigningKey.generate()
     signature = key.sign(b"words")
-    assert key.verify_key.verify(b"words", signature)
-    assert not key.verify_key.verify(b"other words", signature)
-    assert not key.verify_key.verify(b"words", signature.upper())
-    assert not key.verify_key.verify(b"words", signature[:-2])
-    assert not SigningKey.generate().verify_key.verify(b"words", signature)
+    assert VerifyKey(key.public_hex).verify(b"words", signature)
+    assert not VerifyKey(key.public_hex).verify(b"other words", signature)
+    assert not VerifyKey(key.public_hex).verify(b"words", signature.upper())
+    assert not VerifyKey(key.public_hex).verify(b"words", signature[:-2])
+    assert not VerifyKey(SigningKey.generate().public_hex).verify(b"words", signature)
 
 
 def test_a_saved_key_is_private_and_comes_back(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_heights_above_the_prime_and_heights_without_a_point() -> None:
 
 def test_keys_that_osfl_makes_are_accepted() -> None:
     for number in range(100):
-        assert SigningKey.from_seed(number.to_bytes(32, "big")).verify_key.hex
+        assert VerifyKey(SigningKey.from_seed(number.to_bytes(32, "big")).public_hex).hex
 
 
 # --- the attack at each place where a key comes in ---------------------------------------------------------------------------

@@ -325,14 +325,6 @@ def _given(data: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in data.items() if value is not None}
 
 
-def default_out(simulation: Simulation) -> Path:
-    """runs/ensemble-digits-dirichlet-0.1-seed0"""
-    parts = [simulation.method, Path(simulation.dataset).stem, simulation.partition.replace(":", "-")]
-    if simulation.topology:
-        parts.append(f"{simulation.topology.kind}-{simulation.topology.encounters}")
-    return Path("runs") / f"{'-'.join(parts)}-seed{simulation.seed}"
-
-
 def with_smoke(preset: str, smoke: bool) -> str:
     """The preset that was asked for; `--smoke` beside another one contradicts it."""
     if smoke and preset != "smoke" and any(one.name == "preset" for one in options.given_options()):

@@ -12,7 +12,6 @@ from osfl.cli import options
 from osfl.cli.arguments import (
     DEFAULT_METHOD,
     RunOptions,
-    default_out,
     from_plan,
     machine_for,
     parse_options,
@@ -107,6 +106,7 @@ def run(
     The folder is the state: to continue after an interruption, run the same command again.
     """
     from osfl.simulate.run import run as simulate
+    from osfl.simulate.simulation import default_folder
     from osfl.simulate.tracking.tracker import open_logs
 
     logs = open_logs(log, note)
@@ -148,7 +148,7 @@ def run(
         machine = machine_for(device, precision, memory, **how)
         if method is None and plan is None:
             errors().print(f"No --method: this runs {DEFAULT_METHOD}. `osfl advise` ranks others.", style="dim")
-        folder = out or default_out(simulation)
+        folder = out or default_folder(simulation)
         finished_before = (folder / "results.json").exists()
         with progress_display(output_format == "json") as progress:
             result = simulate(simulation, folder, machine=machine, progress=progress, federation=federation, logs=logs)

@@ -76,14 +76,6 @@ def _cubic(a: Tensor, b: Tensor) -> Tensor:
     return table * table * table  # five times faster than ** 3
 
 
-def gaussian_divergence(mean1: Tensor, cov1: Tensor, mean2: Tensor, cov2: Tensor) -> float:
-    """KL(N(mean1, cov1) ‖ N(mean2, cov2)) in nats, in closed form."""
-    gap = mean2 - mean1
-    ratio = torch.linalg.solve(cov2, cov1).trace()
-    shift = gap @ torch.linalg.solve(cov2, gap)
-    return float(0.5 * (ratio + shift - len(gap) + torch.logdet(cov2) - torch.logdet(cov1)))
-
-
 def estimated_divergence(a: Tensor, b: Tensor) -> float:
     """KL(A ‖ B) in nats from samples, unbiased if both are Gaussian; may be negative where they are the same.
 

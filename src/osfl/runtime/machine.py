@@ -31,6 +31,11 @@ class Machine:
     precision: Precision = "fp32"  # of networks (osfl.runtime.precision); others change more than the last bits
     memory: int = 0  # bytes that training may use (osfl.runtime.memory); 0: what a GPU has free, and all of a CPU's
 
+    def __post_init__(self) -> None:
+        for name, value in (("workers", self.workers), ("threads", self.threads)):
+            if value is not None and not (type(value) is int and value >= 1):
+                raise UsageError(f"{name}: expected a whole number of at least 1, got {value!r}", field=name)
+
     def bits(self) -> dict[str, Json]:
         """What a result depends on besides the plan, or its last bits do."""
         chosen = {"precision": self.precision} if self.precision != "fp32" else {}

@@ -31,7 +31,7 @@ from osfl.rounds.finished import load_model
 from osfl.runtime.machine import Machine
 from osfl.simulate.compare import compare as compare_in
 from osfl.simulate.run import run as run_in
-from osfl.simulate.simulation import Simulation
+from osfl.simulate.simulation import Simulation, default_folder
 from osfl.simulate.tracking.tracker import Tracker, open_logs
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def run(
         "partition": partition,
         "preset": preset,
         "seed": seed,
-        "changes": dict(settings or {}),
+        "changes": _changes(settings),
         "samples": samples,
         "test_samples": test_samples,
         "image_size": image_size,
@@ -218,17 +218,17 @@ def run(
         "evaluate_on": evaluate_on,
     }
     simulation = _simulation(method, dataset, options)
-    folder = Path(out) if out is not None else _folder(simulation)
+    folder = Path(out) if out is not None else default_folder(simulation)
     shown = progress if callable(progress) else ProgressLine() if progress else quiet
     found = run_in(simulation, folder, machine=machine or Machine(workers=workers, device=device), progress=shown, logs=logs)
     return Result(found, folder)
 
 
 def compare(
-    methods: Sequence[str | Path | type[Method]],
+    methods: Sequence[str | Path | type[Method]] | str | Path | type[Method],
     out: Path | str = "runs/compare",
     *,
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | int = (0,),
     simulation: Simulation | None = None,
     metric: str = "",
     fresh: bool = False,
@@ -242,13 +242,20 @@ def compare(
 
     Further options are those of `osfl.run`; or give a whole `simulation`, whose method is not used.
     """
-    names, logs = [_named(one) for one in methods], open_logs(log)
+    several = [methods] if isinstance(methods, (str, Path, type)) else methods
+    names, logs = [_named(one) for one in several], open_logs(log)
     if simulation is None:
-        changes = dict(options.pop("settings", {}))
-        simulation = _simulation(names[0].partition("@")[0], dataset, {**options, "changes": changes})
+        changes = _changes(options.pop("settings", None))
+        simulation = _simulation(names[0].partition("@")[0] if names else "", dataset, {**options, "changes": changes})
     shown = progress if callable(progress) else ProgressLine() if progress else quiet
     how: dict[str, Any] = {"machine": machine or Machine(), "progress": shown, "metric": metric, "fresh": fresh, "logs": logs}
-    return Comparison(compare_in(simulation, names, seeds, out, **how), Path(out))
+    return Comparison(compare_in(simulation, names, [seeds] if isinstance(seeds, int) else seeds, out, **how), Path(out))
+
+
+def _changes(settings: Mapping[str, Json] | None) -> dict[str, Json]:
+    if settings is not None and not isinstance(settings, Mapping):
+        raise UsageError(f"settings: expected a dict, got {settings!r}", field="settings", fix='For example {"epochs": 2}.')
+    return dict(settings or {})
 
 
 def _simulation(method: Chosen, dataset: Images, options: Mapping[str, Json]) -> Simulation:
@@ -266,11 +273,6 @@ def _named(method: str | Path | type[Method]) -> str:
         return register(method)
     text = str(method)
     return register_file(Path(text)) if text.endswith(".py") else text
-
-
-def _folder(simulation: Simulation) -> Path:
-    parts = (simulation.method, Path(simulation.dataset).stem, simulation.partition.replace(":", ""), f"seed{simulation.seed}")
-    return Path("runs") / "-".join(parts)
 
 
 class ProgressLine:

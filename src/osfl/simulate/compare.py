@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from osfl.core.code import code_digest
+from osfl.core.errors import UsageError
 from osfl.core.method import quiet
 from osfl.core.registry import given_as, load
 from osfl.core.result import Result, write_json
@@ -44,6 +45,10 @@ def compare(
     out = Path(out)
     check_holds_no_other(out, "comparison.json")
     methods = list(dict.fromkeys(methods))
+    if not methods or not seeds:
+        raise UsageError(
+            f"there is no {'seed' if methods else 'method'} to compare with", field="seeds" if methods else "methods"
+        )
     results: list[tuple[str, Result]] = []
     changed: dict[str, None] = {}
     for seed in seeds:

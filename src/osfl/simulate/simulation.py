@@ -133,6 +133,7 @@ def prepare_all(variants: Sequence[Simulation]) -> list[Federation]:
     mistakes: list[UsageError] = []
     for simulation in variants:
         try:
+            _check_kinds(simulation)
             settings = _settings(simulation)
             partition = parse_partition(simulation.partition)
             reading = replace(simulation.reading, by=partition.column)
@@ -145,6 +146,32 @@ def prepare_all(variants: Sequence[Simulation]) -> list[Federation]:
     if mistakes:
         raise mistakes[0] if len(mistakes) == 1 else _as_one(mistakes)
     return found
+
+
+def _check_kinds(simulation: Simulation) -> None:
+    """Options given in Python may be anything; the command line has checked its own."""
+    counts = {name: getattr(simulation, name) for name in ("clients", "samples", "test_samples", "image_size", "channels")}
+    found = [
+        f"{name}: expected a whole number of at least 1, got {value!r}"
+        for name, value in counts.items()
+        if value is not None and not (type(value) is int and value >= 1)
+    ]
+    if type(simulation.seed) is not int:
+        found.append(f"seed: expected a whole number, got {simulation.seed!r}")
+    if simulation.evaluate_on not in ("test", "val"):
+        found.append(f"evaluate_on: expected 'test' or 'val', got {simulation.evaluate_on!r}")
+    if not isinstance(simulation.partition, str):
+        found.append(f"partition: expected text such as 'dirichlet:0.1', got {simulation.partition!r}")
+    if found:
+        raise UsageError(found, field="simulation")
+
+
+def default_folder(simulation: Simulation) -> Path:
+    """Where a run goes without --out: runs/ensemble-digits-dirichlet-0.1-seed0"""
+    parts = [simulation.method, Path(simulation.dataset).stem, simulation.partition.replace(":", "-")]
+    if simulation.topology:
+        parts.append(f"{simulation.topology.kind}-{simulation.topology.encounters}")
+    return Path("runs") / f"{'-'.join(parts)}-seed{simulation.seed}"
 
 
 def _as_one(mistakes: Sequence[UsageError]) -> UsageError:

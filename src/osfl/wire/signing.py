@@ -72,10 +72,6 @@ class SigningKey:
         """The 32 bytes that the key is: for osfl.wire.sealing, and for nobody to write down."""
         return self._key.private_bytes_raw()
 
-    @property
-    def verify_key(self) -> VerifyKey:
-        return VerifyKey(self.public_hex)
-
     def sign(self, data: bytes) -> str:
         return self._key.sign(data).hex()
 
