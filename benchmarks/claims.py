@@ -30,6 +30,7 @@ from typing import Any, Literal
 from scipy.stats import t
 
 from benchmarks.grid import (
+    AGAIN,
     ALONE,
     AS_PUBLISHED,
     CELLS,
@@ -99,7 +100,7 @@ def _sends(cell: str) -> bool:
 
 
 def _vits(cell: str) -> bool:
-    return "-vit-n" in cell and not cell.startswith("blood-again")
+    return "-vit-n" in cell and not cell.startswith(AGAIN)
 
 
 def _as_one(cell: str) -> bool:

@@ -508,14 +508,16 @@ def measured(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _NEAR = ("digits-vit-n5-a0.1", "digits-vit-n5-c3")
-# The start of the blood cells was made again and has other bytes: what all clients as one are compared with is there once more
+# The start of the blood cells was made again and has other bytes: cells that begin so have what all clients as one are compared
+# with, once more, and are asked for nothing else
+AGAIN = "blood-again"
 _AGAIN = ("ensemble@ensemble=odds", "fedavg", "fedmitr", NEARER[0])
 
 
 def methods_of(cell: str) -> tuple[str, ...]:
     """By whose tables a cell belongs to; FedBiCross' ablations in full in its first cell, elsewhere those of its targets. What
     16-bit sequences cost is in FALCON's first. Peers who have little of a class, but some, may fill it up or not."""
-    if cell.startswith("blood-again"):
+    if cell.startswith(AGAIN):
         return _AGAIN
     window = CELLS[cell].changes.get("window", 112)  # FALCON without regions: the whole image at the size of a window
     tokens = tuple(label.replace("resolution=112", f"resolution={window}") for label in TOKENS)

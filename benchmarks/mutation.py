@@ -55,6 +55,8 @@ HARMLESS: dict[str, str] = {
     "methods/federated_factory/mixtures.py::supported_mixture: k - 1 -> k + 1": "what is enough is below k already",
     "methods/federated_factory/mixtures.py::_mixture: mass / n -> mass * n": "the same number is added to all logarithms",
     "methods/falcon/generator.py::fit_generator: model.cpu().eval() -> pass": "the network has neither dropout nor batch norm",
+    "methods/fol/bounds.py::printed_risk_bound: -1 -> 1 (4)": _SAME,
+    "ingredients/training/local.py::fit: 1 -> 2": "no batch is that large",
     "methods/fol/bounds.py::HeadLoss.optimum: root - 1 -> root + 1": "the same optimum, in more steps",
     "methods/fol/bounds.py::head_descent: distance > 10 * _EXACT -> distance >= 10 * _EXACT": "no distance is that number",
     "methods/falcon/__init__.py::Falcon._wanted: 1 -> 2 (3)": "equal weights of all classes have the same shares",

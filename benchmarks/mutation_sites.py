@@ -13,7 +13,7 @@ TARGETS: dict[str, str] = {
     "ingredients/distillation/order.py": "*",
     "ingredients/distillation/student.py": "kd_loss distill _keep_statistics _steps",
     "ingredients/distillation/token_relabel.py": "relabel_terms weighted gradient_norms _norm lipschitz label_weights "
-    "PatchServer.learn PatchServer.release PatchServer.dream PatchServer._dream PatchServer._ask PatchServer._together "
+    "PatchServer.learn PatchServer.release PatchServer.dream PatchServer._dream PatchServer.ask PatchServer.combined "
     "PatchServer._study PatchServer._step PatchServer._probe",
     "ingredients/ensembles/ensemble.py": "weights_for combine _combine _shares _voted _mix _only",
     "ingredients/ensembles/odds.py": "*",

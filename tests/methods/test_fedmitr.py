@@ -170,7 +170,7 @@ def test_asking_about_dropped_patches_is_booked() -> None:
     method, ctx = FedMitr(TASK, SMOKE), context(SMOKE, "ab")
     server = PatchServer(method, uploads(SMOKE), ctx, "fedmitr", SMOKE.inversion(method.events()), method.terms())
     with measure() as meter:
-        server._ask(torch.zeros(3, *TASK.image), torch.tensor([[0, 5]] * 3))
+        server.ask(torch.zeros(3, *TASK.image), torch.tensor([[0, 5]] * 3))
     member = server.members[0]
     get_or_compute = forward_flops(member, TASK.image) + forward_flops(OnSubset(member, 2), TASK.image)
     assert meter.flops == 2 * 3 * get_or_compute
@@ -280,7 +280,7 @@ def test_as_one_all_clients_make_images_for_the_classes_of_all() -> None:
     assert server.makers == ["all clients"] and pool.makers.tolist() == [0] * 12 and set(pool.labels.tolist()) == {0, 2}
     x = pool.images[:3].float()
     with torch.no_grad():
-        together = server._together(torch.stack([member(x) for member in server.members]))
+        together = server.combined(torch.stack([member(x) for member in server.members]))
     torch.testing.assert_close(pool.whole[:3], together, atol=1e-4, rtol=1e-4)
 
 
@@ -323,7 +323,7 @@ def test_clients_are_asked_about_whole_images_and_about_what_was_dropped() -> No
     """E(x) and E(x_l) of Eq. 8: means of the clients' logits, for all patches and for the dropped ones alone."""
     server, x = server_of(ensemble="logits", balance=0.0), torch.randn((4, *TASK.image), generator=torch.Generator())
     drop = torch.tensor([[0, 5, 15], [1, 2, 3], [8, 9, 10], [4, 6, 12]])
-    whole, rest = server._ask(x, drop)
+    whole, rest = server.ask(x, drop)
     with torch.no_grad():
         expected = [torch.stack([member(x, *part) for member in server.members]).mean(0) for part in ((), (drop,))]
     torch.testing.assert_close(whole, expected[0])

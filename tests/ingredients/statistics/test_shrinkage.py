@@ -114,3 +114,14 @@ def test_the_ridge_of_a_gaussian_classifier_is_chosen_in_common_units(covariance
         else np.concatenate([centered[y[:, c] == 1] - centered[y[:, c] == 1].mean(0) for c in range(3)])
     )
     assert found * float((used**2).sum(1).mean()) / 12 == pytest.approx(best * unit)
+
+
+def test_an_eigenvalue_that_rounding_made_negative_is_none() -> None:
+    """At a candidate of its size its inverse would be infinite."""
+    cross, shares = torch.tensor([[0.2, 0.0], [-0.2, 0.0]]), torch.tensor([0.5, 0.5])
+    below, none = (torch.tensor([[1.0, 0.0], [0.0, least]], dtype=torch.float64) for least in (-1e-6, 0.0))
+    found, wanted = (
+        generalized_cross_validation(one, cross.double(), shares.double(), 20, candidates=(1e-6, 0.1)) for one in (below, none)
+    )
+    assert bool(found.scores.isfinite().all())
+    torch.testing.assert_close(found.scores, wanted.scores)

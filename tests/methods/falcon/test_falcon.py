@@ -10,6 +10,8 @@ import torch
 from osfl.core.method import Context
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Payload, Task, Upload
+from osfl.ingredients.statistics.claimed_counts import capped_sites
+from osfl.ingredients.statistics.site_prior import LEARNED
 from osfl.methods.falcon import Falcon, Settings
 from osfl.simulate.checks import small_federation
 from osfl.simulate.simulation import Federation
@@ -58,6 +60,20 @@ def test_the_plan_may_ask_for_all_classes_alike() -> None:
         drawn = torch.bincount(payload.tensors["labels"], minlength=len(counts))
         assert drawn.sum() == sum(max(1, round(per_image * n)) for n in counts[counts > 0].tolist())
         assert int(drawn[counts > 0].max() - drawn[counts > 0].min()) <= 1 and not drawn[counts == 0].any()
+
+
+@pytest.mark.parametrize("labels", ["own", "balanced"])
+def test_sites_divide_out_the_shares_that_sequences_were_drawn_in(labels: str) -> None:
+    """Sequences of all classes alike have none: what a site corrects by its own prior is the classifier as it is."""
+    federation = small_federation("falcon")
+    one = method(federation, send="sequences", labels=labels, personalize="prior")
+    sent = uploads(one, federation)
+    shared = one.server_phase(sent, ctx(federation)).shared.tensors
+    counts = torch.tensor([upload.payload.facts["class_counts"] for upload in sent], dtype=torch.float64)
+    assert (LEARNED in shared) == (labels == "own")
+    if labels == "own":
+        mass = capped_sites(counts, federation.plan.limits.share).sum(0)
+        torch.testing.assert_close(shared[LEARNED], (mass / mass.sum()).log())
 
 
 @pytest.mark.parametrize("whiten", [False, True])

@@ -246,7 +246,7 @@ class PatchServer:
 
     def _dream(self, epoch: int) -> Pool:
         count, servers = self.settings.images, {place: as_vit(freeze(self.student)).to(place) for place in set(self.places)}
-        joint = Joint(self.members, self._together)
+        joint = Joint(self.members, self.combined)
 
         def make(part: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             model: Inverted = joint if self.together else self.members[part]
@@ -267,7 +267,7 @@ class PatchServer:
         images, labels, kept = (torch.cat(parts) for parts in zip(*made, strict=True))
         makers = torch.arange(len(self.members)).repeat_interleave(count) * (not self.together)
         drop = dropped(kept, self.student.patches)
-        whole, rest = self._ask(images, drop)
+        whole, rest = self.ask(images, drop)
         return Pool(images, labels, makers, kept, drop, whole, rest)
 
     def _part(self, place: int, epoch: int) -> Part:
@@ -276,7 +276,7 @@ class PatchServer:
         facts = {"epoch": epoch, "student": self.architecture, "inversion": asdict(self.inversion)}
         return Part((self.clients[place],), Payload(student, facts))
 
-    def _ask(self, images: torch.Tensor, drop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def ask(self, images: torch.Tensor, drop: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """E(x) and E(x_l): each client looks at each image once, and once at its dropped patches."""
         count = drop.shape[1] if self.terms.rest else 0
 
@@ -291,10 +291,10 @@ class PatchServer:
             return torch.cat(outputs), torch.cat(again)
 
         answers = self.ctx.map(ask, range(len(self.members)))
-        outputs, again = (self._together(torch.stack(parts)) for parts in zip(*answers, strict=True))
+        outputs, again = (self.combined(torch.stack(parts)) for parts in zip(*answers, strict=True))
         return outputs, again
 
-    def _together(self, logits: torch.Tensor) -> torch.Tensor:
+    def combined(self, logits: torch.Tensor) -> torch.Tensor:
         """All clients as one, E."""
         counts, votes, combination = self._rule_on(logits.device)
         freed = rebalanced(logits, counts, self.settings.balance)
