@@ -8,11 +8,11 @@ Which lines and which changes: `benchmarks/mutation_sites.py`. All of them are i
 what is computed, `AIM` and more are killed by the tests that were there when the mutant was first tried. A survivor gets a test
 and is tried again, or stands in `HARMLESS` with its reason; what it was at first stays in the record.
 
-Each test of methods, ingredients and models runs once with coverage, so that it is known which of them run a line and how long
-they take; a test file that has not changed is not measured again. A mutant then gets the tests of its line, the fastest first,
-until one fails, on one core; each is a fork of a process that has torch loaded. Mutants and what became of them are kept in
+A mutant gets the test files of methods, ingredients and models that import its file, those that stand where it stands first,
+until a test fails, on one core; each is a fork of a process that has torch loaded. The test that failed is then run without
+the change, and must pass. What takes longer than `LONGEST` counts as alive. Mutants and what became of them are kept in
 runs/mutation: a run that ends early goes on there. A killed one is not tried again while its function stays the same; a
-survivor is, once any test has changed. The tests must pass before anything is changed.
+survivor is, once any test has changed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import hashlib
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from benchmarks.mutation_sites import TARGETS, Mutant, mutants_of, mutated
 
@@ -41,9 +41,8 @@ WITHOUT = ("tests/methods/test_every_method.py",)  # whole runs of every method:
 SEED = 1
 EACH = 2  # mutants of a file
 AIM = 0.85
-ENOUGH = 20.0  # seconds of tests for one mutant, the fastest first
-WORTH = 3.0  # times the processor seconds that its tests took unchanged, and no less than `LEAST`
-LEAST = 30.0
+LONGEST = 300.0  # processor seconds of the tests of one mutant
+OUT_OF_TIME, NOT_COLLECTED = "out of time", " cannot be collected"  # what is said of a run, and behind a file's name
 NONE_COLLECTED = 5  # pytest's exit code of a file whose tests all need data
 
 # Survivors that no test could kill, and why.
@@ -69,51 +68,27 @@ HARMLESS: dict[str, str] = {
 }
 
 
-Lines: TypeAlias = dict[str, dict[str, list[str]]]  # file below src/osfl -> line -> tests
-
-
-@dataclass(frozen=True)
-class Suite:
-    """Which tests run a line, and how long each takes."""
-
-    lines: Lines
-    seconds: dict[str, float]
-
-    def of(self, mutant: Mutant) -> list[str]:
-        """The tests of a mutant's line, the fastest first, as many as there is time for."""
-        tests = sorted(self.lines.get(mutant.file, {}).get(str(mutant.line), ()), key=lambda test: (self.seconds[test], test))
-        chosen, total = list[str](), 0.0
-        for test in tests:
-            total += self.seconds[test]
-            if chosen and total > ENOUGH:
-                break
-            chosen.append(test)
-        return chosen
-
-
 # --- a process for each mutant -----------------------------------------------------------------------------------------
 
 
 class Watch:
-    """A pytest plugin: what each test took, and the first that failed."""
+    """A pytest plugin: the first test that failed."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
         self.failed = ""
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed and not self.failed:
             self.failed = report.nodeid
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed and not self.failed:
-            self.failed = f"{report.nodeid} cannot be collected"
+            self.failed = f"{report.nodeid}{NOT_COLLECTED}"
 
 
 def prepare() -> None:
     """Load what every mutant's process would load anew; nothing of ours, which each loads for itself."""
-    os.environ.update({"OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(STATE / "coverage")})
+    os.environ["OMP_NUM_THREADS"] = "1"
     import pytest  # noqa: F401
     import torch
     import torch._dynamo  # what the first optimizer would import
@@ -132,7 +107,7 @@ def in_child(folder: Path, options: Sequence[str], seconds: float) -> dict[str, 
     if answer.exists():
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return found
-    return {"code": -1, "failed": "out of time" if os.WIFSIGNALED(status) else "died", "seconds": {}}
+    return {"code": -1, "failed": OUT_OF_TIME if os.WIFSIGNALED(status) else "died"}
 
 
 def _child(folder: Path, options: Sequence[str], seconds: float, answer: Path) -> None:
@@ -147,13 +122,12 @@ def _child(folder: Path, options: Sequence[str], seconds: float, answer: Path) -
         os.chdir(folder)
         sys.path[:0] = [str(folder / "src"), str(folder)]
         os.environ["PYTHONPATH"] = f"{folder / 'src'}:{folder}"
-        if not any(option.startswith("--cov") for option in options):
-            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a second for each mutant
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a second for each mutant
         import pytest
 
         watch = Watch()
         code = pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not data", *options], plugins=[watch])
-        answer.write_text(json.dumps({"code": int(code), "failed": watch.failed, "seconds": watch.seconds}), encoding="utf-8")
+        answer.write_text(json.dumps({"code": int(code), "failed": watch.failed}), encoding="utf-8")
     finally:
         os._exit(0)
 
@@ -169,102 +143,30 @@ def copied() -> Path:
     return folder
 
 
-# --- which tests run a line --------------------------------------------------------------------------------------------------
+# --- which tests are asked ---------------------------------------------------------------------------------------------------
 
 
-def suite(folder: Path) -> Suite:
-    """Which tests run a line. A test file is measured again when it, or a source file that its tests ran, has changed."""
-    kept_at, now = STATE / "suite.json", _digests("src", "tests")
-    kept: dict[str, Any] = json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.exists() else {}
-    names = [str(path.relative_to(ROOT)) for room in ROOMS for path in sorted((ROOT / room).rglob("test_*.py"))]
-    names = [name for name in names if name not in WITHOUT]
-    stale = [name for name in names if not _still_true(kept.get(name), now)]
-    for number, name in enumerate(stale, 1):
-        print(f"which lines its tests run: {name} ({number}/{len(stale)})", flush=True)
-        found = _measured(folder, name)
-        kept[name] = {**found, "ran": {file: now[file] for file in (name, *found["ran"])}}
-        _written(kept_at, kept)  # each on its own: a run that ends early goes on there
-    parts = [kept[name] for name in names]
-    every = {test: took for part in parts for test, took in part["seconds"].items()}
-    return Suite(_joined([part["lines"] for part in parts]), every)
+def test_files(folder: Path) -> dict[str, str]:
+    """The text of each test file, by its name."""
+    paths = [path for room in ROOMS for path in sorted((folder / room).rglob("test_*.py"))]
+    texts = {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in paths}
+    return {name: text for name, text in texts.items() if name not in WITHOUT}
 
 
-def _still_true(measured: dict[str, Any] | None, now: dict[str, str]) -> bool:
-    return measured is not None and all(now.get(file) == digest for file, digest in measured["ran"].items())
-
-
-def _digests(*folders: str) -> dict[str, str]:
-    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths}
-
-
-def _measured(folder: Path, name: str) -> dict[str, Any]:
-    """How long the tests of a file take, which of them run a line, and which source files they ran."""
-    (STATE / "coverage").unlink(missing_ok=True)
-    found = in_child(folder, [name, "--cov=osfl", "--cov-context=test", "--cov-report="], 1800.0)
-    if found["code"] not in (0, NONE_COLLECTED):
-        raise SystemExit(f"the tests must pass before anything is changed: {found['failed']}; see {STATE / 'last.log'}")
-    seconds = {test: took for test, took in found["seconds"].items() if test.startswith(f"{name}::")}
-    return {"seconds": seconds, "lines": _of_tests(_lines(folder), seconds) if seconds else {}, "ran": _ran(folder)}
-
-
-def _of_tests(lines: Lines, tests: Iterable[str]) -> Lines:
-    """What these tests alone run."""
-    mine = set(tests)
-    found = {file: {line: sorted(mine.intersection(names)) for line, names in by.items()} for file, by in lines.items()}
-    return {file: {line: names for line, names in by.items() if names} for file, by in found.items()}
-
-
-def _joined(parts: Sequence[Lines]) -> Lines:
-    found: Lines = {}
-    for part in parts:
-        for file, by_line in part.items():
-            for line, names in by_line.items():
-                found.setdefault(file, {}).setdefault(line, []).extend(names)
-    return found
+def asked(mutant: Mutant, texts: Mapping[str, str]) -> list[str]:
+    """The test files that import the mutated file, where none does those that name it; those beside it come first."""
+    module = "osfl." + mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    stem, beside = module.rpartition(".")[2], f"tests/{Path(mutant.file).parent}/"
+    users = [name for name, text in texts.items() if re.search(rf"\b{re.escape(module)}\b", text)]
+    users = users or [name for name, text in texts.items() if re.search(rf"\b{stem}\b", text)]
+    own = {name for name in users if name.startswith(beside) and (stem in name or beside.endswith(f"/{stem}/"))}
+    return sorted(users, key=lambda name: (name not in own, not name.startswith(beside), len(texts[name]), name))
 
 
 def _written(path: Path, what: Any) -> None:
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(what), encoding="utf-8")
     fresh.replace(path)
-
-
-def _ran(folder: Path) -> list[str]:
-    """The source files of which some line was run, be it while they were imported."""
-    files = [Path(file) for file in _coverage().measured_files()]
-    return sorted(str(file.relative_to(folder)) for file in files if file.is_relative_to(folder / "src"))
-
-
-def _coverage() -> Any:
-    from coverage import CoverageData
-
-    data = CoverageData(str(STATE / "coverage"))
-    data.read()
-    return data
-
-
-def _lines(folder: Path) -> Lines:
-    data = _coverage()
-    found: Lines = {}
-    for file in TARGETS:
-        by_line = data.contexts_by_lineno(str(folder / "src" / "osfl" / file))
-        tests = {line: sorted({name.rsplit("|", 1)[0] for name in names if name}) for line, names in by_line.items()}
-        found[file] = {str(line): names for line, names in tests.items() if names}
-        found[file] |= _spread(folder / "src" / "osfl" / file, found[file])
-    return found
-
-
-def _spread(path: Path, by_line: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Coverage knows the first line of a statement that has several: the others are run by the same tests."""
-    found: dict[str, list[str]] = {}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            inside = getattr(node, "body", None)
-            last = inside[0].lineno - 1 if inside else node.end_lineno or node.lineno
-            tests = sorted({test for line in range(node.lineno, last + 1) for test in by_line.get(str(line), ())})
-            found |= {str(line): tests for line in range(node.lineno, last + 1) if tests}
-    return found
 
 
 def digest_of(*folders: str) -> str:
@@ -286,20 +188,30 @@ def _text(file: str) -> str:
     return (ROOT / "src" / "osfl" / file).read_text(encoding="utf-8")
 
 
-def judged(mutant: Mutant, tests: Suite, folder: Path) -> dict[str, Any]:
-    """Whether a test fails, and which."""
-    chosen = tests.of(mutant)
-    if not chosen:
+def judged(mutant: Mutant, texts: Mapping[str, str], folder: Path, passed: set[str]) -> dict[str, Any]:
+    """Whether a test fails, and which; `passed` are tests that are known to pass without any change."""
+    files, path = asked(mutant, texts), folder / "src" / "osfl" / mutant.file
+    if not files:
         return {"killed": False, "by": "", "tests": 0}
-    path = folder / "src" / "osfl" / mutant.file
     before = path.read_text(encoding="utf-8")
     path.write_text(mutated(before, mutant), encoding="utf-8")
     try:
-        worth = max(LEAST, WORTH * sum(tests.seconds[test] for test in chosen))
-        found = in_child(folder, ["-x", *chosen], worth)
+        found = in_child(folder, ["-x", *files], LONGEST)
     finally:
         path.write_text(before, encoding="utf-8")
-    return {"killed": found["code"] != 0, "by": found["failed"], "tests": len(chosen)}
+    killed = found["code"] not in (0, NONE_COLLECTED) and found["failed"] != OUT_OF_TIME
+    if killed and found["failed"] not in passed:
+        check_passes(found["failed"], folder)
+        passed.add(found["failed"])
+    return {"killed": killed, "by": found["failed"], "tests": len(files)}
+
+
+def check_passes(test: str, folder: Path) -> None:
+    """A test that fails without a change as well kills nothing."""
+    name = test.removesuffix(NOT_COLLECTED)
+    found = in_child(folder, [*(["--collect-only"] if name != test else []), name], LONGEST)
+    if found["code"] not in (0, NONE_COLLECTED):
+        raise SystemExit(f"the tests must pass before anything is changed: {found['failed']}; see {STATE / 'last.log'}")
 
 
 def _key(mutant: Mutant, folder: Path) -> str:
@@ -321,17 +233,17 @@ def results(
     kept: dict[str, dict[str, Any]] = json.loads(kept_at.read_text(encoding="utf-8")) if kept_at.exists() else {}
     prepare()
     folder = copied()
-    tests, found, began = suite(folder), dict[str, dict[str, Any]](), time.monotonic()
+    texts, found, began, passed = test_files(folder), dict[str, dict[str, Any]](), time.monotonic(), set[str]()
     for number, mutant in enumerate(mutants, 1):
         key, start = _key(mutant, folder), time.monotonic()
         if not (key in kept and (kept[key]["killed"] or kept[key]["with"] == now)):
             if start - began > seconds:
                 break  # what follows would be no fair sample, known or not
-            result = judged(mutant, tests, folder)
+            result = judged(mutant, texts, folder, passed)
             at_first = kept.get(key, {}).get("at_first", result["killed"])
             kept[key] = {**result, "with": now, "at_first": at_first}
             _written(kept_at, kept)
-            word = "killed" if kept[key]["killed"] else f"SURVIVED {kept[key]['tests']} tests"
+            word = "killed" if kept[key]["killed"] else f"SURVIVED {kept[key]['tests']} files"
             took = f"{number}/{len(mutants)} {time.monotonic() - start:.0f} s"
             say(f"{took} {word}: {mutant.line} {mutant.name} | {kept[key]['by']}")
         found[mutant.name] = kept[key]

@@ -10,8 +10,8 @@ import pytest
 
 import osfl
 from benchmarks import mutation
-from benchmarks.mutation import EACH, everything, results, sampled, shuffled, summary, wilson
-from benchmarks.mutation_sites import TARGETS, mutants_of, mutated
+from benchmarks.mutation import EACH, asked, everything, results, sampled, shuffled, summary, wilson
+from benchmarks.mutation_sites import TARGETS, Mutant, mutants_of, mutated
 
 SOURCE = '''
 def loss(x, y, momentum=0.9):
@@ -113,7 +113,7 @@ def test_what_a_mutant_was_at_first_is_kept_when_it_is_tried_again(monkeypatch: 
     monkeypatch.setattr(mutation, "STATE", tmp_path)
     monkeypatch.setattr(mutation, "prepare", lambda: None)
     monkeypatch.setattr(mutation, "copied", lambda: Path(osfl.__file__).parents[2])
-    monkeypatch.setattr(mutation, "suite", lambda folder: None)
+    monkeypatch.setattr(mutation, "test_files", lambda folder: {})
     monkeypatch.setattr(mutation, "judged", lambda *_: {"killed": next(killed), "by": "", "tests": 1})
     for tests, now in (("old", False), ("new", True)):
         monkeypatch.setattr(mutation, "digest_of", lambda folder, tests=tests: tests)
@@ -121,29 +121,62 @@ def test_what_a_mutant_was_at_first_is_kept_when_it_is_tried_again(monkeypatch: 
         assert found["killed"] is now and found["at_first"] is False
 
 
-def test_a_test_file_is_measured_again_when_it_or_a_source_that_it_ran_has_changed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("src/osfl/one.py", "src/osfl/two.py", "tests/methods/test_one.py", "tests/methods/test_two.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x = 1\n", encoding="utf-8")
-    asked: list[str] = []
+def mutant_of(file: str) -> Mutant:
+    return Mutant(file, "f", 1, "1 -> 2", 0, 0)
 
-    def measure(folder: Path, name: str) -> dict[str, object]:
-        asked.append(Path(name).stem)
-        word = Path(name).stem.removeprefix("test_")
-        lines = {f"{word}.py": {"1": [f"{name}::it"]}}
-        return {"seconds": {f"{name}::it": 1.0}, "lines": lines, "ran": [f"src/osfl/{word}.py"]}
 
-    monkeypatch.setattr(mutation, "ROOT", tmp_path)
-    monkeypatch.setattr(mutation, "STATE", tmp_path)
-    monkeypatch.setattr(mutation, "_measured", measure)
-    mutation.suite(tmp_path)
-    assert asked == ["test_one", "test_two"]
-    (tmp_path / "src/osfl/two.py").write_text("x = 2\n", encoding="utf-8")
-    suite = mutation.suite(tmp_path)
-    assert asked == ["test_one", "test_two", "test_two"]
-    assert suite.lines == {f"{word}.py": {"1": [f"tests/methods/test_{word}.py::it"]} for word in ("one", "two")}
-    (tmp_path / "tests/methods/test_one.py").write_text("x = 2\n", encoding="utf-8")
-    mutation.suite(tmp_path)
-    assert asked == ["test_one", "test_two", "test_two", "test_one"]
+def test_a_mutant_is_shown_to_tests_that_import_its_file_its_own_first() -> None:
+    texts = {
+        "tests/methods/test_b.py": "from osfl.methods.b import B",
+        "tests/methods/test_other.py": "from osfl.ingredients.a import x\nfrom osfl.methods.b import B",
+        "tests/ingredients/test_a.py": "from osfl.ingredients.a import x",
+        "tests/ingredients/test_more.py": "import osfl.ingredients.a",
+        "tests/ingredients/test_rounds.py": 'load("c")',
+        "tests/ingredients/test_ab.py": "from osfl.ingredients.ab import x",
+    }
+    own = ["tests/ingredients/test_a.py", "tests/ingredients/test_more.py", "tests/methods/test_other.py"]
+    assert asked(mutant_of("ingredients/a.py"), texts) == own
+    assert asked(mutant_of("methods/b/__init__.py"), texts)[0] == "tests/methods/test_b.py"
+    assert asked(mutant_of("methods/c.py"), texts) == ["tests/ingredients/test_rounds.py"]  # nobody imports it
+    assert asked(mutant_of("methods/nobody.py"), texts) == []
+
+
+def test_every_target_has_tests_to_be_shown_to() -> None:
+    texts = mutation.test_files(Path(osfl.__file__).parents[2])
+    assert not [file for file in TARGETS if not asked(mutant_of(file), texts)]
+
+
+FOUND = {
+    "killed": (1, "a"),
+    "alive": (0, ""),
+    "too slow": (-1, mutation.OUT_OF_TIME),
+    "only data": (mutation.NONE_COLLECTED, ""),
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_is_killed_is_what_a_test_tells_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str) -> None:
+    path = tmp_path / "src" / "osfl" / "a.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(SOURCE, encoding="utf-8")
+    mutant, runs = mutants_of(SOURCE, "a.py", "other")[0], list[tuple[bool, list[str]]]()
+
+    def child(folder: Path, options: list[str], seconds: float) -> dict[str, object]:
+        changed = path.read_text(encoding="utf-8") != SOURCE
+        runs.append((changed, list(options)))
+        code, failed = FOUND[what] if changed else (0, "")
+        return {"code": code, "failed": failed}
+
+    monkeypatch.setattr(mutation, "in_child", child)
+    passed: set[str] = set()
+    for _ in range(2):
+        found = mutation.judged(mutant, {"tests/test_a.py": "from osfl.a import other"}, tmp_path, passed)
+        assert found["killed"] == (what == "killed") and path.read_text(encoding="utf-8") == SOURCE
+    checked = [options for changed, options in runs if not changed]
+    assert checked == ([["a"]] if what == "killed" else [])  # once
+
+
+def test_a_test_that_fails_anyway_kills_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mutation, "in_child", lambda *_: {"code": 1, "failed": "a"})
+    with pytest.raises(SystemExit, match="the tests must pass before anything is changed: a"):
+        mutation.check_passes("a", tmp_path)
