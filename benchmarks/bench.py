@@ -27,7 +27,6 @@ PARTS = (
     "inversion_speed",
     "inversion_bounds",
     "sparse_inversion_speed",
-    "density_start",
     "synthesis_speed",
     "time_to_accuracy",
     "factory_speed",

@@ -310,13 +310,3 @@ def test_a_server_that_is_not_asked_costs_nothing() -> None:
         with measure() as meter:
             inverted(settings, server=vit(1))
         assert meter.flops == networks * len(LABELS) * sparse_flops(vit(), IMAGE, settings)
-
-
-def test_images_may_begin_at_others_and_move_on_from_there() -> None:
-    settings, begin = replace(SHORT, steps=1, events=(), augment=False, scales=2), torch.rand(3, *IMAGE)
-    still, moved = (
-        invert_sparsely(vit(), LABELS, IMAGE, replace(settings, lr=lr), torch_generator(0, "x"), begin=begin).images
-        for lr in (1e-9, 0.1)
-    )
-    torch.testing.assert_close(still, begin, rtol=0, atol=1e-6)
-    assert 0.01 < float((moved - begin).abs().mean()) < 0.2  # a step on two grids

@@ -190,20 +190,12 @@ def draw_move(height: int, width: int, rng: torch.Generator) -> Move:
 class Pyramid:
     """Images that start and move on several grids at once: the pixels, and grids that are each half as fine.
 
-    They begin as noise, or as the images `begin`. All grids are stretched linearly to the pixels, so the image itself is all
-    that is kept: where the optimizer moves a coarse grid, the pixels follow, and stopped pixels do not. One scale is the
-    pixels only.
+    All grids are stretched linearly to the pixels, so the image itself is all that is kept: where the optimizer moves a coarse
+    grid, the pixels follow, and stopped pixels do not. One scale is the pixels only.
     """
 
     def __init__(
-        self,
-        count: int,
-        image: tuple[int, int, int],
-        scales: int,
-        start: float,
-        rng: torch.Generator,
-        device: torch.device,
-        begin: torch.Tensor | None = None,
+        self, count: int, image: tuple[int, int, int], scales: int, start: float, rng: torch.Generator, device: torch.device
     ) -> None:
         channels, height, width = image
         self.ways = [(stretching(height, k).to(device), stretching(width, k).to(device)) for k in range(1, scales)]
@@ -213,10 +205,7 @@ class Pyramid:
             for rows, columns in self.ways
         ]
         self._follow(None)
-        self.x.mul_(start / math.sqrt(scales))  # with about the variance of pixels only
-        if begin is not None:
-            self.x.copy_(begin)
-        self.x.requires_grad_()
+        self.x.mul_(start / math.sqrt(scales)).requires_grad_()  # with about the variance of pixels only
 
     def lead(self, gradient: torch.Tensor) -> None:
         """Gradients of all grids from that of the pixels. Coarse grids begin each step at zero: they hold the step only."""
@@ -281,15 +270,13 @@ def invert_sparsely(
     *,
     server: Vit | None = None,
     device: torch.device | None = None,
-    begin: torch.Tensor | None = None,
 ) -> Sparse:
     """Images that a frozen ViT, or several as one, takes for the labels, and a frozen server (with js > 0) does not.
 
-    They begin as noise unless images to `begin` at are given. The step before an event is not augmented, so that the attention
-    it reads belongs to true patch positions.
+    The step before an event is not augmented, so that the attention it reads belongs to true patch positions.
     """
     device, labels = device or torch.device("cpu"), labels.to(device or "cpu")
-    pyramid = Pyramid(len(labels), image, settings.scales, settings.start, rng, device, begin)
+    pyramid = Pyramid(len(labels), image, settings.scales, settings.start, rng, device)
     x, optimizer = pyramid.x, torch.optim.Adam([pyramid.x, *pyramid.coarse], settings.lr, betas=(0.5, 0.99), fused=True)
     events, keep, alive = dict(settings.events), all_patches(len(labels), model.patches, device), None
     for step in range(1, settings.steps + 1):
