@@ -19,7 +19,9 @@ from osfl.core.result import finding_line
 from osfl.data import Problem, grouped, open_dataset
 from osfl.data.decode import decode
 from osfl.data.layout import arrange
+from osfl.data.reading import Reading
 from osfl.data.unusable import Unusable
+from osfl.simulate.simulation import Simulation, prepare
 
 Folder = Callable[..., Path]
 Picture = Callable[..., Image.Image]
@@ -342,3 +344,53 @@ def test_flipped_bytes_never_escape_as_another_error(picture: Picture) -> None:
             blob[place] = rng.integers(256)
         with contextlib.suppress(Unusable):
             decode(bytes(blob[: rng.integers(1, len(blob) + 1)] if n % 3 == 0 else blob), "x.png", 8, None)
+
+
+# --- tables as spreadsheets leave them --------------------------------------------------------------------------------------
+
+
+def _table(root: Path, name: str, lines: list[str], encoding: str = "utf-8") -> str:
+    (root / name).write_bytes("\r\n".join(lines).encode(encoding))
+    return str(root / name)
+
+
+def test_a_table_of_excel_on_windows(image_folder: Folder) -> None:
+    """Unicode text with tabs, folders with backslashes, a decimal comma, empty columns and rows at the end."""
+    root = image_folder(*_names("Bilder/Müller {} (2).png", 20))
+    rows = [f"Bilder\\Müller {i} (2).png\t{'ab'[i % 2]} \t61,5\tP{i // 2}\t\t" for i in range(20)]
+    path = _table(root, "t.csv", ["Path\tLabel\tAlter\tPatienten-ID\t\t", *rows, "\t\t\t\t\t", ""], "utf-16")
+    source = open_dataset(path, size=8, reading=Reading(group="patienten-id"))
+    assert source.classes == ("a", "b") and len(source.train) + len(source.test) == 20
+    assert not [problem for problem in source.problems if problem.done == "left out"]
+    assert "10 in 20 rows" in " ".join(problem.what for problem in source.problems)
+
+
+def test_findings_name_the_lines_of_the_table(image_folder: Folder) -> None:
+    root = image_folder(*_names("{}.png", 4))
+    path = _table(root, "t.csv", ["path;label", "0.png;a", "", ";;", "1.png;a", "2.png;", "2.png;b", "3.png;b"])
+    lost = [problem for problem in open_dataset(path, size=8).problems if problem.done == "left out"]
+    assert [(problem.path, problem.what) for problem in lost] == [("t.csv:6", "no label")]
+
+
+def test_a_table_without_path_shows_its_columns_one_by_one(image_folder: Folder) -> None:
+    path = _table(image_folder("0.png"), "t.csv", ["Datei\tDiagnose\t", "0.png\ta\t"])
+    with pytest.raises(DataError, match="got datei,diagnose\\)") as refused:
+        open_dataset(path)
+    assert "Rename columns" in str(refused.value)
+
+
+def test_why_no_row_of_a_table_can_be_used(image_folder: Folder) -> None:
+    """Remarks about columns are not the reason."""
+    path = _table(image_folder("0.png"), "t.csv", ["path,label,age,sex,ward,eye", "7.png,a,1,2,3,4", "8.png,b,1,2,3,4"])
+    with pytest.raises(DataError, match=r"holds no usable image \(unreadable: 2 × left out"):
+        open_dataset(path)
+
+
+def test_a_folder_of_images_beside_a_table_names_the_table(image_folder: Folder) -> None:
+    root = image_folder(*_names("img/{}.png"))
+    with pytest.raises(DataError, match="images of a single class, 'img'") as refused:
+        prepare(Simulation("local_only", str(root), 2))
+    assert "one folder a class" in str(refused.value)
+    _table(root, "labels.csv", ["path,label", "img/0.png,a"])
+    with pytest.raises(DataError, match=f"{root / 'labels.csv'} may say what each image shows"):
+        prepare(Simulation("local_only", str(root), 2))

@@ -33,6 +33,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rehearsals with as few images as there can be: operations follow exactly, seconds do not matter here."""
     monkeypatch.setattr(rehearsal, "FIRST", 4)
     monkeypatch.setattr(rehearsal, "MOST", 4)
+    monkeypatch.setattr(rehearsal, "ENOUGH", 0)
 
 
 def changed(federation: Federation, **changes: Any) -> Federation:
@@ -53,10 +54,13 @@ def longer(method: str) -> Federation:
 
 
 @pytest.mark.parametrize("method", names())
-def test_operations_of_every_method_are_known_before_it_runs(method: str, few: None, tmp_path: Path) -> None:
+def test_operations_of_every_method_are_known_before_it_runs(
+    method: str, few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Client, server and personalization. What stops by itself, or depends on what was learned, is known roughly."""
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "cache"))  # an estimate is that of a run that finds nothing there
     federation = longer(method)
-    found, costs = flops(federation), run_unevaluated(federation, tmp_path, ONE)
+    found, costs = flops(federation), run_unevaluated(federation, tmp_path / "run", ONE)
     for phase in PHASES:
         spent = sum(row["flops"] for (its, _), row in costs.rows.items() if its == phase)
         assert found[phase] == pytest.approx(spent, rel=ROUGHLY.get(method, 1e-6)), phase
@@ -64,6 +68,41 @@ def test_operations_of_every_method_are_known_before_it_runs(method: str, few: N
 
 
 ROUGHLY = {"fedpft": 0.35}  # EM ends when it has converged
+
+
+def test_what_an_earlier_run_has_kept_changes_no_estimate(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSFL_CACHE", str(tmp_path / "cache"))
+    federation = longer("centralized_tokens")
+    before = expected(federation, ONE, tensors=False)
+    run_unevaluated(federation, tmp_path / "run", ONE)
+    after = expected(federation, ONE, tensors=False)
+    assert after.figures["flops"] == before.figures["flops"]
+    assert (before.kept, after.kept) == (0, 1)
+
+
+def test_short_settings_are_made_longer_until_they_can_be_measured(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, seen = changed(small_federation("fedavg", "iid", 2, samples=40), epochs=40), []
+    plain = rehearsal.Stage.rehearse
+
+    def watched(self: rehearsal.Stage, settings: Any, images: int, cache: str) -> rehearsal.Costs:
+        costs = plain(self, settings, images, cache)
+        seen.append(settings.epochs)
+        return replace(costs, rows={("client", "client-01"): {"processor_seconds": 0.02 * settings.epochs}})
+
+    monkeypatch.setattr(rehearsal.Stage, "rehearse", watched)
+    monkeypatch.setattr(rehearsal, "ENOUGH", 0.5)
+    expected(federation, ONE, tensors=False)
+    assert seen == [1, 1, 2, 16, 32]  # 32 epochs add 0.62 s to the shortest rehearsal
+
+
+def test_what_a_client_does_once_is_not_taken_for_work_on_each_image() -> None:
+    """The second client has more images, and does more once; an image costs each of them 0.1 s."""
+    clients = [
+        rehearsal._Seen(*(torch.tensor(part, dtype=torch.float64) for part in ([(1, n), (1, 2 * n)], seconds, [n, 2 * n])))
+        for n, seconds in ((10, [2.0, 3.0]), (20, [7.0, 9.0]))
+    ]
+    weights = rehearsal._weights(clients, seconds=True)
+    assert weights == pytest.approx([0.0, 0.1]) and [one.left(weights) for one in clients] == pytest.approx([1.0, 5.0])
 
 
 def test_operations_of_fedavg_by_hand(few: None) -> None:
@@ -200,5 +239,7 @@ def test_seconds_that_noise_hides_follow_from_operations() -> None:
     assert by_operations(rows, [3.0, 5.0, 7.0], flops) == pytest.approx([0.0, 2.0])
     alone, guided = nonnegative_fit(rows, noisy)[1], nonnegative_fit(rows, noisy, [0.0, 1.0])[1]
     assert alone < 0.2 and guided == pytest.approx(1.0, abs=0.1)
+    uncounted = nonnegative_fit([(1.0, 1.0), (1.0, 9.0)], [2.0, 10.0], [0.0, 1e-20])
+    assert uncounted == pytest.approx([1.0, 1.0], rel=1e-3)  # work without operations: only the seconds know of it
     clear = nonnegative_fit(rows, [101.0, 201.0, 301.0], [0.0, 50.0])
     assert clear[1] == pytest.approx(100.0, rel=0.1)  # what the seconds say clearly is believed

@@ -302,7 +302,8 @@ def _heat_map(classes: Sequence[str], counts: Mapping[str, Sequence[int]], image
     table.add_column("", justify="right")
     head: list[str | Text] = ["client", "images"]
     if wide:
-        head += [Text(on_one_line(name)[: max(len(str(most)), 5)], style="dim") for name in classes]
+        room = max(5, (console.width - 26) // len(classes) - 2)
+        head += [Text(on_one_line(name)[:room], style="dim") for name in classes]
     else:
         head.append(Text(f"classes 1 to {len(classes)}, one block each", style="dim"))
     for _ in head[2:]:

@@ -222,6 +222,12 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
     for label, one in zip(labels, found, strict=True):
         if one.rehearsed:
             echo(f"[dim]{escape(label)}, rehearsed with → run: {escape('; '.join(one.rehearsed))}[/]")
+        if one.kept_features:
+            share = f"{one.kept_features:.0%}" if one.kept_features < 1 else "all"
+            echo(
+                f"{escape(label)}: features of {share} of the images that were tried are kept (`osfl cache`). "
+                "A run does not encode those again, and is shorter than this."
+            )
     for one in found:
         if one.passes:
             _show_passes(one.passes, one.done)

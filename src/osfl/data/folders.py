@@ -151,7 +151,8 @@ def _source(name: str, found: Collection, sheet: Sheet | None, doubts: Sequence[
 
 
 def _nothing(name: str, problems: Sequence[Problem]) -> DataError:
-    seen = "; ".join(finding_line(finding) for finding in grouped(problems)[:3])
+    lost = [problem for problem in problems if problem.done == SKIPPED]  # of the others, none is why
+    seen = "; ".join(finding_line(finding) for finding in grouped(lost)[:3])
     return DataError(
         f"'{name}' holds no usable image" + (f" ({seen})" if seen else ""),
         field="dataset",

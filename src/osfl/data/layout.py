@@ -10,7 +10,7 @@ import csv
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import PurePath, PurePosixPath
@@ -168,7 +168,7 @@ def read_table(text: str, where: str, group: str = "", by: str = "", classes: Co
     listed = "labels" in header and "label" not in header
     header = ["label" if listed and column == "labels" else column for column in header]
     reader.fieldnames = header
-    rows = list(_rows(reader, where))
+    numbers, rows = _rows(reader, where)
     group, by = (_column(name, header, where) for name in (group, by))
     whom = group or _whom(header, rows, where)
     name_of, several_ways = one_name_each([row.get(whom, "") for row in rows], where)
@@ -180,7 +180,8 @@ def read_table(text: str, where: str, group: str = "", by: str = "", classes: Co
             f"'{where}' lacks the columns 'path' and 'label'",
             field="header",
             expected="path,label[,split][,domain][,patient], or for several labels of an image a column of 0 and 1 for each",
-            got=",".join(header) or "an empty file",
+            got=",".join(filter(None, header)) or "an empty file",
+            fix="Rename columns in the table's first line: path is the file of an image, label its class.",
         )
     problems = _columns([column for column in header if column not in columns], rows, whom, by, where) + several_ways
     if separator != ",":
@@ -190,8 +191,8 @@ def read_table(text: str, where: str, group: str = "", by: str = "", classes: Co
             Problem(where, f"columns of 0 and 1: {', '.join(columns.values())}", "each is a class; an image may have several")
         )
     items: list[Item] = []
-    for number, row in enumerate(rows, start=first):
-        item, problem = _row(row, columns, whom, by or "domain", f"{where}:{number}")
+    for number, row in zip(numbers, rows, strict=True):
+        item, problem = _row(row, columns, whom, by or "domain", f"{where}:{number + first - 2}")
         items += [item] if item else []
         problems += [problem] if problem else []
     several = listed or bool(columns) or any(len(labels_in(item.label)) > 1 for item in items)
@@ -238,7 +239,7 @@ def _separated(text: str) -> tuple[str, str, int]:
         columns = {column.strip(' "\r') for column in header.split(separator)}
         if "path" in columns and len(columns) > 1:
             return text, separator, 2
-    return text, ",", 2
+    return text, max(",;\t", key=header.count), 2
 
 
 def _several_labels(items: Sequence[Item]) -> list[Problem]:
@@ -264,7 +265,7 @@ def _column(name: str, header: Sequence[str], where: str) -> str:
             f"'{where}' has no column '{name}'.{close}",
             field="header",
             expected=name,
-            got=",".join(header),
+            got=",".join(filter(None, header)),
             fix="Check its name.",
         )
     return wanted
@@ -341,18 +342,23 @@ def _columns(header: Sequence[str], rows: Sequence[Mapping[str, str]], whom: str
     return problems
 
 
-def _rows(reader: csv.DictReader[str], where: str) -> Iterator[dict[str, str]]:
+def _rows(reader: csv.DictReader[str], where: str) -> tuple[list[int], list[dict[str, str]]]:
+    """Rows and their lines, without empty ones, which spreadsheets add at the end."""
+    found = []
     try:
         for row in reader:
-            yield {key: value.strip() for key, value in row.items() if key and isinstance(value, str)}
+            values = {key: value.strip() for key, value in row.items() if key and isinstance(value, str)}
+            found += [(reader.line_num, values)] if any(values.values()) else []
     except csv.Error as error:
         raise DataError(f"'{where}' cannot be read as CSV: {error}", field="file", fix="Export it again.") from None
+    return [number for number, _ in found], [values for _, values in found]
 
 
 def _row(
     values: Mapping[str, str], columns: Mapping[str, str], whom: str, domain: str, where: str
 ) -> tuple[Item | None, Problem | None]:
-    path, label, split = values.get("path", ""), values.get("label", ""), values.get("split", "").lower()
+    path = values.get("path", "").replace("\\", "/")  # as Windows writes folders
+    label, split = values.get("label", ""), values.get("split", "").lower()
     if columns and path:
         label = label_of(values, columns) or ""
         if not label:

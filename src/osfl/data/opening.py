@@ -76,8 +76,11 @@ def _open_path(path: Path, size: int | None, channels: int | None, progress: Pro
         return open_table(path, size, channels, progress, reading)
     if path.suffix.lower() == ".npz":
         return open_npz(path, None, size, channels)
+    sheet = path.suffix.lower() in (".xlsx", ".xls", ".ods")
     raise UsageError(
-        f"'{path.name}' is no kind of dataset that is known", field="dataset", fix="Give .npz, .zip, .csv or a folder."
+        f"'{path.name}' is no kind of dataset that is known",
+        field="dataset",
+        fix="Save the table as CSV, and give that." if sheet else "Give .npz, .zip, .csv or a folder.",
     )
 
 

@@ -3,6 +3,7 @@
 Everything is measured in short rehearsals and continued to the whole run (osfl.simulate.rehearsal): bytes sent, and for client
 phase, server phase and personalization floating point operations, seconds of one worker, and bytes of tensors. Only what a
 training takes within limited memory is known by formula (`Method.device_bytes`). A plan that cannot fit is refused.
+Features that earlier runs have kept are not used, and said: an estimate is that of a run with an empty cache.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Estimate:
     memory_bytes: int  # of this process with all its workers
     device_bytes: int  # of one worker's tensors: of the phase that needs most, within the memory it may use
     rehearsed: Sequence[str]  # what was continued: the values of two rehearsals, and the plan's
+    kept_features: float = 0.0  # part of the images whose features are kept already: a run does not encode those again
     passes: Sequence[Pass] = ()  # with a contact schedule: what each window carries, each way
     done: Sequence[Done] = ()  # and when each site has received the uploads of all its neighbors
 
@@ -107,6 +109,7 @@ def estimate_of(federation: Federation, machine: Machine = Machine(), *, sealed:
         memory_bytes=_resident() + max(at_once.values()),
         device_bytes=max(tensors.values()),
         rehearsed=found.rehearsed,
+        kept_features=found.kept,
         **_passes(plan, found.up, sealed),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from osfl.core.names import architecture_rule
 from osfl.core.registry import is_reference, load
 from osfl.core.topology import all_encounters
 from osfl.core.types import ClientId, Dataset, Plan, Shard, Topology
+from osfl.ingredients.tokens.store import Apart, features_apart, share_kept
 from osfl.models.architectures import architecture_for
 from osfl.rounds.folder import contracts_of, open_round, simulated_key
 from osfl.rounds.phases import computing
@@ -32,8 +33,9 @@ from osfl.simulate.run import RunHistory, run_phases
 from osfl.simulate.simulation import Federation
 
 FIRST = 8  # images a client in the first rehearsal, which shows how many the others can have
-MOST = 64  # images a client in the others, at most; the longer one has twice as many
+MOST = 256  # images a client in the others, at most; the longer one has twice as many
 TARGET = 8.0  # seconds that a rehearsal may take, for batches as full as the run's; a large network takes longer anyway
+ENOUGH = 0.5  # seconds that a longer setting has to add: less is lost in what else the computer does, and then continued
 NOISE = 0.1  # of seconds, as part of the longest rehearsal
 CROWD = 24  # clients from which on only some rehearse: 8 and 16
 Quantity = str  # "flops", "seconds", "tensor_bytes"
@@ -64,6 +66,7 @@ class Expected:
     down: Mapping[ClientId, int]
     messages: int
     rehearsed: Sequence[str]  # what was continued, from which values to which, a few words each
+    kept: float = 0.0  # of the images that rehearsals encoded, the part whose features are in the user's cache
 
     def total(self, quantity: Quantity, phase: Phase) -> float:
         return sum(self.figures[quantity][phase].values())
@@ -91,11 +94,13 @@ def _expected(federation: Federation, machine: Machine, tensors: bool) -> Expect
         wanted = _variants(federation, shortened, images)
         timed = [stage.rehearse(settings, count, "timed") for settings, count in (wanted[1:] if begun else wanted)]
         timed = [begun, *timed] if begun else timed
+        timed += _longer(stage, shortened, timed, images[0])
         counted = []
         if tensors:
             with TensorBytes() as counter, counting(counter):
                 rehearsals = _kept_variants(plan, shortened, images)
                 counted = [stage.rehearse(settings, count, "counted") for settings, count in rehearsals]
+        kept = share_kept(stage.features["timed"])
     figures = {
         "flops": _continued(timed, federation, "flops", _work),
         "seconds": _continued(timed, federation, _clock(machine), _work),
@@ -112,7 +117,7 @@ def _expected(federation: Federation, machine: Machine, tensors: bool) -> Expect
     ]
     few, more, real = (max(one.values()) for one in (first.images, longer.images, _real(federation)))
     words += [f"images a client {few} and {more} → {real}"] if few < real else []
-    return Expected(figures, up, down, _messages(first, plan), words)
+    return Expected(figures, up, down, _messages(first, plan), words, kept)
 
 
 def _clock(machine: Machine) -> Quantity:
@@ -175,6 +180,19 @@ def _variants(federation: Federation, shortened: Shortened, images: tuple[int, i
     return found
 
 
+def _longer(stage: Stage, shortened: Shortened, timed: Sequence[Costs], images: int) -> list[Costs]:
+    """Rehearsals with still more of each setting, up to the plan's own, until what it adds can be measured."""
+    found, base = list[Costs](), stage.seconds(timed[0])
+    for name, (_, value) in shortened.varied.items():
+        real = getattr(stage.federation.plan.settings, name)
+        added = next(stage.seconds(costs) for costs in timed if getattr(costs.settings, name) == value) - base
+        while not isinstance(value, str) and value < real and added < ENOUGH:
+            value = min(real, value * min(8, max(2, int(ENOUGH / max(added, 1e-3)))))
+            found.append(stage.rehearse(replace(shortened.base, **{name: value}), images, "timed"))
+            added = stage.seconds(found[-1]) - base
+    return found
+
+
 def _determined(federation: Federation, rehearsals: Sequence[tuple[Any, int]]) -> bool:
     """Whether the whole run's columns are a sum of the rehearsals' in every phase: then weights that fit them fit it."""
     plan, most, count = federation.plan, max(_real(federation).values()), len(federation.shards)
@@ -197,6 +215,7 @@ class Stage:
     federation: Federation
     machine: Machine
     place: Path
+    features: dict[str, Apart] = field(default_factory=dict)
 
     def images(self, settings: Any) -> tuple[tuple[int, int], Costs | None]:
         """How many images a client the rehearsals have, by how long a first one takes; and that one, if it is one of them."""
@@ -220,7 +239,8 @@ class Stage:
         least = max(1, int(getattr(settings, "least", 1)))
         shards = [_small(shard, images, least) for shard in self.federation.shards]
         small = replace(self.federation, plan=plan, shards=shards)
-        with tempfile.TemporaryDirectory(dir=self.place) as folder:
+        features = self.features.setdefault(cache, Apart(self.place / f"{cache} features"))
+        with tempfile.TemporaryDirectory(dir=self.place) as folder, features_apart(features):
             return run_unevaluated(small, Path(folder), self.machine, self.place / cache)
 
 
@@ -314,30 +334,54 @@ def _sizes(method: Method, phase: Phase, images: int, clients: Sequence[ClientId
 def _continued(
     rehearsed: Sequence[Costs], federation: Federation, quantity: str, columns: Columns
 ) -> dict[Phase, dict[ClientId, float]]:
-    """Each phase's figure at the plan's own settings and images; clients of one architecture are fitted together."""
+    """Each phase's figure at the plan's own settings and images. Clients of one architecture share what a step and an image
+    cost; what each costs once is its own, because it depends on its classes, too."""
     plan, found = federation.plan, dict[Phase, dict[ClientId, float]]()
-    method = _method(plan, plan.settings)
-    real = _real(federation)
+    method, real = _method(federation.plan, federation.plan.settings), _real(federation)
     for phase in PHASES:
         alone = phase == "server" or is_reference(method)
-        groups = [[""]] if alone else _alike(plan, list(real))
         found[phase] = {}
-        for group in groups:
-            rows, values, counted = [], [], []
-            for costs in rehearsed:
-                each = _method(plan, costs.settings)
-                for client in group:
-                    seen = sum(costs.images.values()) if alone else costs.images[client]
-                    rows.append(columns(each, phase, seen, plan.clients))
-                    values.append(costs.figure(phase, client, quantity))
-                    counted.append(costs.figure(phase, client, "flops"))
-            seconds = quantity.endswith("seconds")
-            weights = nonnegative_fit(rows, values, by_operations(rows, values, counted) if seconds else ())
-            for client in group:
-                seen = sum(real.values()) if alone else real[client]
-                at = columns(method, phase, seen, plan.clients)
-                found[phase][client] = float(sum(w * x for w, x in zip(weights, at, strict=True)))
+        for group in [[""]] if alone else _alike(plan, list(real)):
+            seen = {client: _seen(rehearsed, phase, client, quantity, columns, plan) for client in group}
+            weights = _weights(list(seen.values()), quantity.endswith("seconds"))
+            for client, one in seen.items():
+                at = columns(method, phase, sum(real.values()) if alone else real[client], plan.clients)
+                once = one.left(weights) if len(group) > 1 else 0.0
+                found[phase][client] = max(0.0, once) + float(sum(w * x for w, x in zip(weights, at, strict=True)))
     return found
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What the rehearsals show of one client, or of the server: a row of columns for each, its figure, and its operations."""
+
+    rows: torch.Tensor
+    values: torch.Tensor
+    flops: torch.Tensor
+
+    def changes(self) -> _Seen:
+        """From the mean of the rehearsals: what is the same in all of them drops out."""
+        return _Seen(*(part - part.mean(0) for part in (self.rows, self.values, self.flops)))
+
+    def left(self, weights: Sequence[float]) -> float:
+        """What the columns do not explain, in the mean."""
+        return float((self.values - self.rows @ torch.tensor(weights, dtype=torch.float64)).mean())
+
+
+def _seen(rehearsed: Sequence[Costs], phase: Phase, client: ClientId, quantity: str, columns: Columns, plan: Plan) -> _Seen:
+    rows = []
+    for costs in rehearsed:
+        images = costs.images[client] if client else sum(costs.images.values())
+        rows.append(columns(_method(plan, costs.settings), phase, images, plan.clients))
+    figures = ([costs.figure(phase, client, name) for costs in rehearsed] for name in (quantity, "flops"))
+    return _Seen(*(torch.tensor(part, dtype=torch.float64) for part in (rows, *figures)))
+
+
+def _weights(seen: Sequence[_Seen], seconds: bool) -> list[float]:
+    """One client, or the server: of all columns. Several: of what changes within each, the rest is each one's own."""
+    found = [one.changes() for one in seen] if len(seen) > 1 else list(seen)
+    rows, values, flops = (torch.cat([getattr(one, part) for one in found]).tolist() for part in ("rows", "values", "flops"))
+    return nonnegative_fit(rows, values, by_operations(rows, values, flops) if seconds else ())
 
 
 def _real(federation: Federation) -> dict[ClientId, int]:
@@ -371,7 +415,7 @@ def nonnegative_fit(rows: Sequence[Sequence[float]], values: Sequence[float], ne
     x, y, used = x / scale, y / top, [i for i in range(x.shape[1]) if bool((x[:, i] != 0).any())]
     for i in used if near else ():
         expects = near[i] * float(scale[i]) / top
-        if expects > 0:
+        if expects > 1e-6:  # else there is nothing known of it: work that no operations are counted for, such as copying
             x = torch.cat([x, torch.zeros(1, x.shape[1], dtype=x.dtype).index_fill_(1, torch.tensor(i), NOISE / expects)])
             y = torch.cat([y, y.new_tensor([NOISE])])
     best, least = torch.zeros(x.shape[1], dtype=torch.float64), float("inf")
@@ -444,4 +488,4 @@ def _for_everybody(fewer: Expected, more: Expected, federation: Federation) -> E
     found = {q: {phase: figures(q, phase) for phase in PHASES} if more.figures[q] else {} for q in more.figures}
     words = [*more.rehearsed, f"clients {counts[0]} and {counts[1]} → {len(everybody)}"]
     up, down = sizes(fewer.up, more.up, False), sizes(fewer.down, more.down, True)
-    return Expected(found, up, down, more.messages, words)
+    return Expected(found, up, down, more.messages, words, more.kept)

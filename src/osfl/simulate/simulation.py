@@ -372,7 +372,23 @@ def site_folder(sites: Path, client: ClientId) -> Path:
 @lru_cache(maxsize=2)
 def open_source(dataset: str, size: int | None, channels: int | None, reading: Reading = Reading()) -> Source:
     """Opened once for all methods and seeds of a comparison."""
-    return open_dataset(dataset, size=size, channels=channels, reading=reading)
+    source = open_dataset(dataset, size=size, channels=channels, reading=reading)
+    if len(source.classes) < 2:
+        raise _one_class(Path(dataset), source.classes[0])
+    return source
+
+
+def _one_class(path: Path, name: str) -> DataError:
+    """Most often a folder of images with a table beside it, or the folder of a single class."""
+    tables = sorted(path.glob("*.csv")) if path.is_dir() else []
+    fix = "Name the folder around it, with one folder a class, or a table of paths and labels."
+    return DataError(
+        f"'{path.name}' has images of a single class, '{name}'",
+        field="dataset",
+        expected="at least 2 classes",
+        got="1",
+        fix=f"{tables[0]} may say what each image shows: name that instead of its folder." if tables else fix,
+    )
 
 
 def for_methods(simulation: Simulation, methods: Sequence[str]) -> list[Simulation]:

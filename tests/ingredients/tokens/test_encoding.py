@@ -19,7 +19,7 @@ from osfl.core.types import Payload, Task, Upload
 from osfl.ingredients.tokens import encoding as tokens_file
 from osfl.ingredients.tokens import store as store_file
 from osfl.ingredients.tokens.encoding import Encoding, Tokenizer, same_encoder, token_problems, views, window_places
-from osfl.ingredients.tokens.store import TokenStore, image_digests
+from osfl.ingredients.tokens.store import Apart, TokenStore, features_apart, image_digests, share_kept
 from osfl.models.build import build_model
 from osfl.models.checkpoints import usual_names
 from osfl.models.encoder_table import ENCODERS
@@ -27,6 +27,7 @@ from osfl.models.encoders import encoder_problems, encoder_width, load_encoder
 from osfl.models.naming import ModelError, named
 from osfl.models.pretrained import weights_path
 from osfl.models.weights_table import IMAGENET
+from osfl.runtime.meter import measure
 from osfl.runtime.workers import compute_threads
 
 SMALL = Encoding("random", resolution=16, window=8, stride=8)
@@ -77,6 +78,20 @@ def test_encoding_twice_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(Tokenizer(SMALL).tokens(pictures.flip(0)), first.flip(0))
     with pytest.raises(AssertionError, match="encoded again"):
         Tokenizer(Encoding("random", resolution=16, window=8, stride=4)).tokens(pictures)  # another geometry
+
+
+def test_features_that_are_kept_make_no_rehearsal_cheaper(tmp_path: Path) -> None:
+    """Neither the user's, which are not read, nor those of an earlier rehearsal: each pays once for each image."""
+    tokenizer, pictures, apart, costs = Tokenizer(SMALL), images(5), Apart(tmp_path), []
+    tokenizer.tokens(pictures[:3])
+    for shown in (slice(0, 4), slice(0, 4), slice(1, 2)):
+        with features_apart(apart), measure() as meter:
+            first = tokenizer.tokens(pictures[shown])
+            assert torch.equal(first, tokenizer.tokens(pictures[shown]))
+        costs.append(meter)
+    assert costs[0].flops == costs[1].flops == pytest.approx(4 * costs[2].flops) and costs[2].flops > 0
+    assert costs[1].seconds >= sum(seconds for seconds, *_ in apart.costs.values()) > 0
+    assert share_kept(apart) == pytest.approx(3 / 4)  # of the four that were tried, three are the user's
 
 
 def test_an_image_has_the_same_token_in_any_company() -> None:

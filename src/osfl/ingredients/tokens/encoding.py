@@ -18,7 +18,7 @@ from osfl.core.errors import RoundError, TrainingError
 from osfl.core.method import Context, Method
 from osfl.core.types import ADDED, ClientId, Dataset, Facts, Presets, RunMap, Shard, Upload, digest_of
 from osfl.ingredients.statistics.one_vs_rest import hidden_few
-from osfl.ingredients.tokens.store import TokenStore, image_digests, store_of
+from osfl.ingredients.tokens.store import TokenStore, book_known, image_digests, noting_costs, store_of
 from osfl.models.encoders import Encoder, encoder_digest, encoder_problems, encoder_width, load_encoder
 from osfl.models.flops import forward_flops
 from osfl.models.inputs import to_images, to_input
@@ -142,9 +142,11 @@ class Tokenizer(nn.Module):
         kept = digest_of([self.digest, *how]) if how else self.digest
         store, digests = store_of(kept), image_digests(images)
         new = store.missing(digests)
+        book_known(store, digests)
         for start in range(0, len(new), BLOCK):
-            with compute_threads(1):
-                self._keep(store, images, digests, new[start : start + BLOCK], device, run_map)
+            block = new[start : start + BLOCK]
+            with compute_threads(1), noting_costs(store, [digests[place] for place in block]):
+                self._keep(store, images, digests, block, device, run_map)
             if progress is not None:
                 progress(min(start + BLOCK, len(new)), len(new))
         return store.get(digests)

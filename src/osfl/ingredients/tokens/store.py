@@ -13,7 +13,9 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 
 from osfl.core.types import Payload
 from osfl.runtime.cache import cache_folder, cache_limit, trim, used
+from osfl.runtime.meter import book, measure, spend
 from osfl.runtime.payloads import save_payload
 
 _TICK = 100_000_000  # nanoseconds: more than what file systems round times to
@@ -125,6 +128,8 @@ def _store(folder: Path) -> TokenStore:
 
 def store_of(digest: str) -> TokenStore:
     """The store of an encoder and geometry in the user's cache; where nothing may be kept, one that ends with this process."""
+    if (apart := _apart.get()) is not None:
+        return _store(apart.folder / digest[:32])
     if not cache_limit():
         return _store(Path(_passing().name) / digest[:32])
     return _store(cache_folder() / "features" / digest[:32])
@@ -133,3 +138,67 @@ def store_of(digest: str) -> TokenStore:
 @lru_cache(maxsize=1)
 def _passing() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="osfl-features-")
+
+
+# --- rehearsals: what is kept must not make them look cheaper than the run -------------------------------------------------
+
+
+@dataclass
+class Apart:
+    """Features of the rehearsals of one estimate, in a folder of their own. What an earlier rehearsal has encoded costs each
+    later one what it cost the first."""
+
+    folder: Path
+    costs: dict[tuple[Path, bytes], tuple[float, float, float]] = field(default_factory=dict)  # seconds, processor, operations
+    booked: set[tuple[Path, bytes]] = field(default_factory=set)  # in the rehearsal that is running
+
+
+_apart: ContextVar[Apart | None] = ContextVar("osfl_features_apart", default=None)
+
+
+@contextlib.contextmanager
+def features_apart(apart: Apart) -> Iterator[None]:
+    """One rehearsal: features inside are read from and kept in `apart` alone."""
+    apart.booked.clear()
+    token = _apart.set(apart)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
+@contextlib.contextmanager
+def noting_costs(store: TokenStore, digests: Sequence[bytes]) -> Iterator[None]:
+    """Encoding of these images, all new, happens inside."""
+    if (apart := _apart.get()) is None:
+        yield
+        return
+    with measure() as meter:
+        yield
+    spend(meter.flops)
+    each = tuple(cost / len(digests) for cost in (meter.seconds, meter.processor_seconds, meter.flops))
+    for digest in digests:
+        apart.costs[store.folder, digest] = (each[0], each[1], each[2])
+        apart.booked.add((store.folder, digest))
+
+
+def book_known(store: TokenStore, digests: Sequence[bytes]) -> None:
+    """Book what these images cost an earlier rehearsal, each once in this one."""
+    if (apart := _apart.get()) is None:
+        return
+    again = [key for key in {(store.folder, digest) for digest in digests} if key in apart.costs and key not in apart.booked]
+    for seconds, processor, flops in (apart.costs[key] for key in again):
+        book(seconds, processor)
+        spend(flops)
+    apart.booked.update(again)
+
+
+def share_kept(apart: Apart) -> float:
+    """Of the images that these rehearsals encoded, the part whose features are in the user's cache: a run need not."""
+    if not (apart.costs and cache_limit()):
+        return 0.0
+    asked: dict[str, list[bytes]] = {}
+    for folder, digest in apart.costs:
+        asked.setdefault(folder.name, []).append(digest)
+    missing = sum(len(_store(cache_folder() / "features" / name).missing(images)) for name, images in asked.items())
+    return 1 - missing / len(apart.costs)
