@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from osfl.cli.terminal import escape, on_one_line
 from tests.cli.conftest import Osfl, round_with_bundles
 from tests.roles.test_fusion import plain_models, tensors
 
@@ -159,3 +160,9 @@ def test_a_fusion_is_measured(osfl: Osfl, tmp_path: Path) -> None:
     asked = osfl("predict --run fused animals/cat/0.png --format json").json["predictions"][0]["class"]
     first = ["cat", "dog", "owl"].index(asked)
     assert found.json["confusion"][0][first] > 0  # the same model answers
+
+
+def test_numbers_and_their_units_are_readable_in_a_terminal() -> None:
+    """A narrow blank between them was shown as a question mark; what steers a terminal still is one."""
+    assert escape("98.3\u202f% of 1\u00a0000, a\x1b[2J\n") == "98.3 % of 1 000, a?[2J\n"
+    assert on_one_line("a\u202fb\nc\u2028d") == "a b?c?d"

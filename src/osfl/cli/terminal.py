@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import unicodedata
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -61,11 +62,16 @@ def complain(text: str, facts: dict[str, object], as_json: bool) -> None:
 
 def on_one_line(text: str) -> str:
     """A name from a file or folder, without line breaks and without anything that could steer a terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return "".join(_harmless(char) for char in text)
+
+
+def _harmless(char: str) -> str:
+    """Blanks that keep a number and its unit together are blanks; what could steer a terminal is a question mark."""
+    return char if char.isprintable() else " " if unicodedata.category(char) == "Zs" else "?"
 
 
 def escape(text: str) -> str:
     """Text that holds square brackets, shown as it is; what could steer a terminal (an untrusted file name) is not."""
     from rich.markup import escape as escaped
 
-    return escaped("".join(char if char.isprintable() or char in "\n\t" else "?" for char in text))
+    return escaped("".join(char if char in "\n\t" else _harmless(char) for char in text))
