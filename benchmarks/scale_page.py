@@ -147,17 +147,15 @@ def _estimates(figures: Mapping[str, Any]) -> list[str]:
         missed = ", ".join(figures["outside"].get(method, ()))
         rows.append([method, *("–" if one is None else f"{one:.2f}" for one in ratios), missed])
     near = sum("seconds" not in figures["outside"].get(method, ()) for method in figures["methods"])
-    judged = (
-        f"{figures['within']} times off, in all or in one phase; less than {figures['or_seconds']} seconds are no difference."
-    )
     return [
         "## What `osfl estimate` says beforehand",
         "",
         "Estimate over measurement: `cpu` presets on the embedded digits, five clients, one seed, all phases together; seconds",
         "of the processor at equal pace, memory that of the whole process. The last column names what is more than",
-        judged,
-        f"Seconds are within it for {near} of {len(figures['methods'])} methods. Estimate and run each have an empty cache.",
-        "What stops by itself (FALCON's generator, EM of FedPFT) is estimated as far as it got in a rehearsal.",
+        f"{figures['within']} times off, in all or in one phase. Seconds are within it for {near} of "
+        f"{len(figures['methods'])} methods. Short",
+        "rehearsals are continued along straight lines: what they cost once (loading an encoder) or do not show (fuller",
+        "batches) is where they fail.",
         "",
         *_table(["method", "operations", "seconds", "memory", "bytes sent", "off"], rows),
     ]
