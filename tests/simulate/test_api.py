@@ -135,6 +135,17 @@ def test_normalized_images_are_refused() -> None:
         osfl.from_torch(Normalized(4, "float"), Pictures(4, "float"))
 
 
+def test_one_torch_dataset_is_cut_into_training_and_test(tmp_path: Path) -> None:
+    """It was read by iteration before, which never ends where a dataset answers every index."""
+    source = osfl.from_torch(Pictures(40, "uint8"))
+    assert (len(source.train), len(source.test)) == (32, 8) and np.bincount(source.test.labels).tolist() == [4, 4]
+    assert osfl.run("local_only", tmp_path / "a", dataset=Pictures(40, "uint8"), clients=2, preset="smoke").accuracy >= 0
+    with pytest.raises(UsageError, match="two of them, \\(train, test\\), got int"):
+        osfl.run("local_only", tmp_path / "b", dataset=3)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="one image cannot"):
+        osfl.from_torch(Pictures(1, "uint8"))
+
+
 def test_a_dataset_and_a_network_of_ones_own(tmp_path: Path) -> None:
     def build(classes: int, image: tuple[int, int, int]) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(image[0] * image[1] * image[2], 16), nn.Tanh(), nn.Linear(16, classes))

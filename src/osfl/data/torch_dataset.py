@@ -10,7 +10,9 @@ import torch
 
 from osfl.core.errors import DataError
 from osfl.core.types import Dataset
+from osfl.data.arrays import TEST_SHARE
 from osfl.data.source import Part, Source, finish
+from osfl.data.split import hold_out_mask
 
 
 class Items(Protocol):
@@ -18,11 +20,11 @@ class Items(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def from_torch(train: Items, test: Items, *, classes: Sequence[str] = (), name: str = "custom") -> Source:
-    """Read two torch datasets into memory, as uint8. Images: tensors (channels, height, width) or (height, width), floats from
+def from_torch(train: Items, test: Items | None = None, *, classes: Sequence[str] = (), name: str = "custom") -> Source:
+    """Read torch datasets into memory, as uint8; without `test` a fifth of each class is the test part. Images: tensors (channels, height, width) or (height, width), floats from
     0 to 1 or uint8; PIL images; arrays. Without `classes` their names are those of the dataset, or numbers."""
     named = [str(one) for one in classes or getattr(train, "classes", ())]
-    parts = [Part(_read(items, part)) for items, part in ((train, "train"), (test, "test"))]
+    parts = _halves(Part(_read(train, "train"))) if test is None else [Part(_read(train, "train")), Part(_read(test, "test"))]
     highest = max(int(part.dataset.labels.max()) for part in parts)
     named = named or [str(label) for label in range(highest + 1)]
     if highest >= len(named):
@@ -31,6 +33,13 @@ def from_torch(train: Items, test: Items, *, classes: Sequence[str] = (), name: 
         shapes = [list(part.dataset.images.shape[1:]) for part in parts]
         raise DataError("training and test images differ in shape", field="dataset", expected=shapes[0], got=shapes[1])
     return finish(name, named, parts[0], None, parts[1])
+
+
+def _halves(whole: Part) -> list[Part]:
+    held = hold_out_mask(whole.strata, TEST_SHARE, 0, "test")
+    if not held.any():
+        raise DataError("one image cannot be trained on and tested", field="dataset", fix="Give (train, test), or more images.")
+    return [whole.subset(np.flatnonzero(~held)), whole.subset(np.flatnonzero(held))]
 
 
 def _read(items: Items, part: str) -> Dataset:

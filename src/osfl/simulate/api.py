@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Result", "compare", "from_torch", "register_model", "run"]
 
 Chosen: TypeAlias = str | Path | type[Method] | Simulation
-Images: TypeAlias = str | Path | Source | tuple[Items, Items]
+Images: TypeAlias = str | Path | Source | Items | tuple[Items, Items]
 
 
 class Result(dict[str, Json]):
@@ -264,8 +264,20 @@ def _simulation(method: Chosen, dataset: Images, options: Mapping[str, Json]) ->
     name = _named(method)
     if isinstance(dataset, (str, Path)):
         return Simulation(name, str(dataset), **options)
-    source = dataset if isinstance(dataset, Source) else from_torch(*dataset)
+    source = dataset if isinstance(dataset, Source) else _torch(dataset)
     return replace(Simulation(name, source.name, **options), source=source)
+
+
+def _torch(dataset: Items | tuple[Items, Items]) -> Source:
+    """One dataset, or (train, test)."""
+    parts = dataset if isinstance(dataset, tuple) else (dataset,)
+    if not 1 <= len(parts) <= 2 or not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in parts):
+        raise UsageError(
+            f"dataset: expected a name, a path, a torch dataset, or two of them, (train, test), got {type(dataset).__name__}",
+            field="dataset",
+            fix="A torch dataset has a length, and its items are (image, label).",
+        )
+    return from_torch(*parts)
 
 
 def _named(method: str | Path | type[Method]) -> str:
