@@ -21,8 +21,11 @@ class Items(Protocol):
 
 
 def from_torch(train: Items, test: Items | None = None, *, classes: Sequence[str] = (), name: str = "custom") -> Source:
-    """Read torch datasets into memory, as uint8; without `test` a fifth of each class is the test part. Images: tensors (channels, height, width) or (height, width), floats from
-    0 to 1 or uint8; PIL images; arrays. Without `classes` their names are those of the dataset, or numbers."""
+    """Read torch datasets into memory, as uint8; without `test` a fifth of each class is the test part.
+
+    Images: tensors (channels, height, width) or (height, width), floats from 0 to 1 or uint8; PIL images; arrays. Without
+    `classes` their names are those of the dataset, or numbers.
+    """
     named = [str(one) for one in classes or getattr(train, "classes", ())]
     parts = _halves(Part(_read(train, "train"))) if test is None else [Part(_read(train, "train")), Part(_read(test, "test"))]
     highest = max(int(part.dataset.labels.max()) for part in parts)
