@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from osfl.core.errors import RoundError, UsageError
 from osfl.core.plan import check_plan, plan_from, read_plan, write_plan
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
-from osfl.core.types import Plan, Task
+from osfl.core.types import Plan, Privacy, Task
 from osfl.roles import coordinator, site
 from osfl.rounds.forgetting import forget, verify
 from osfl.rounds.provenance import Check, Known, examine
@@ -191,3 +192,22 @@ def test_a_plan_says_who_may_join_late(tmp_path: Path) -> None:
         check_plan(make_plan("ensemble"))
     with pytest.raises(UsageError, match=r"'round\.late': expected true or false"):
         plan_from({**plain.as_json(), "round": {"late": "yes"}}, "plan")
+
+
+def test_with_shares_of_noise_there_is_one_release_also_where_its_file_is_gone(tmp_path: Path) -> None:
+    """Two releases with and without a site would show its sums with a third of the noise."""
+    known, sites = keys(), make_sites(tmp_path / "sites", images=20)
+    settings = resolve_settings(load("onesum"), "smoke", load("onesum").PRIVATE)
+    plan = replace(make_plan(late=False, quorum=2), settings=settings, privacy=Privacy(1e3, 1e-5, "share"))
+    check_plan(plan)
+    fl_round = opened(tmp_path / "round", plan, known)
+    for client in CLIENTS:
+        made = site.make_upload(plan, client, sites / client, known[client], tmp_path / client, machine=ONE)
+        coordinator.receive(fl_round, made)
+    first = coordinator.make_release(fl_round, known["server"], machine=ONE)
+    (fl_round / "release.safetensors").unlink()
+    with pytest.raises(RoundError, match="it gets no second one"):
+        coordinator.make_release(fl_round, known["server"], machine=ONE, without=["west"])
+    assert not (fl_round / "release.safetensors").exists()
+    (fl_round / "journal.jsonl").write_text("")  # nobody remembers who was to be left out
+    assert coordinator.make_release(fl_round, known["server"], machine=ONE) == first  # of the same uploads it is no second one

@@ -48,7 +48,7 @@ from osfl.core.types import (
     canonical,
     settings_as_json,
 )
-from osfl.rounds.head import sign_head
+from osfl.rounds.head import read_head, sign_head
 from osfl.rounds.lock import folder_lock
 from osfl.rounds.provenance import EXCLUDED
 from osfl.rounds.secure_sum import masked_contract, total_of
@@ -62,6 +62,7 @@ from osfl.runtime.sbom import bill_of_materials
 from osfl.wire.bundle import Bundle, pack
 from osfl.wire.gate import AcceptancePolicy, verify_release
 from osfl.wire.inbox import Inbox
+from osfl.wire.refusals import HEAD
 from osfl.wire.repair import REPAIRS, stored_seeds
 from osfl.wire.signing import SigningKey
 
@@ -127,16 +128,33 @@ class Round:
         (self.folder / "personal").mkdir(exist_ok=True)
         origin = {f"upload/{client}": digest for client, digest in made_from.items()}
         origin |= {f"{EXCLUDED}{client}": digest for client, digest in (excluded or {}).items()}
-        for client in sorted(release.personal):
-            data = self._signed("personal", client, release.personal[client], {})
-            replace_atomically(self.folder / "personal" / f"{client}.safetensors", data)
-            origin[f"personal/{client}"] = self._verified(data).digest
+        personal = {client: self._signed("personal", client, part, {}) for client, part in sorted(release.personal.items())}
+        origin |= {f"personal/{client}": self._verified(data).digest for client, data in personal.items()}
         data = self._signed("release", "", release.shared, origin)
+        digest = self._verified(data).digest
+        self._check_only_release(digest)
+        for client, part in personal.items():
+            replace_atomically(self.folder / "personal" / f"{client}.safetensors", part)
         assert self.server_key is not None
         # before the release: after a crash in between, the same command makes the release that the head names
-        sign_head(self.folder, self.plan.digest, self._verified(data).digest, self.server_key)
+        sign_head(self.folder, self.plan.digest, digest, self.server_key)
         replace_atomically(self.folder / SBOM, bill_of_materials())
         replace_atomically(self.folder / "release.safetensors", data)
+
+    def _check_only_release(self, digest: str) -> None:
+        """With noise that sites share there is one release, also where its file was deleted: beside another one it would show
+        the sums of who is only in one of them with a share of the noise alone."""
+        if self.plan.privacy is None or self.plan.privacy.noise != "share" or not (self.folder / HEAD).exists():
+            return
+        before = read_head(self.folder / HEAD, self.server)["release"]
+        if before not in ("", digest):
+            raise RoundError(
+                "this round has signed another release, and with noise that sites share it gets no second one",
+                field="privacy.noise",
+                expected=before,
+                got=digest,
+                fix="Put the first release back from a copy; to go on with other sites, open a new round.",
+            )
 
     def supersede(self, before: str, after: str, joined: Sequence[ClientId]) -> None:
         """Note which release took the place of which (digests), and that not everybody has it yet."""
