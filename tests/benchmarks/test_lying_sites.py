@@ -32,6 +32,14 @@ def test_the_one_who_was_copied_may_be_named_and_a_stopped_round_has_no_accuracy
     assert "| label flip | FedAvg | 1 | 1 | 1 | 90.0% | stopped | stopped |" in lying_sites.table({"FedAvg, one": found})
 
 
+def test_flips_among_few_classes_are_counted_apart() -> None:
+    rows = {"FedAvg, one": row(["a", "b"], [], 0.5, 0.9), "FedAvg, two": row([], [], 0.5, 0.5)}
+    figures = {"table": rows, "summary": lying_sites.summary(rows), "not run": {}}
+    assert "Apart from these" not in lying_sites.sentences(figures)
+    text = lying_sites.sentences({**figures, "few classes": rows})
+    assert "every liar was named in\n1 of 2 rounds, named or within two points in 1, an honest site named in 0." in text
+
+
 def test_the_page_has_the_table_of_the_record() -> None:
     kept, page = kept_figures("lying_sites"), lying_sites.PAGE.read_text(encoding="utf-8")
     assert lying_sites.table(kept["table"]) in page and lying_sites.sentences(kept) in page
