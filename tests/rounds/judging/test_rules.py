@@ -51,6 +51,16 @@ def test_copies_are_named_both_and_zeros_are_none() -> None:
     assert named(rules.copies({"a": vectors["a"], "b": vectors["a"], "c": torch.ones(9)})) == {"a", "b"}
 
 
+def test_one_far_from_all_others_makes_no_copies_of_them() -> None:
+    """Models that began alike and learned little; a liar among four sends numbers beyond all measure."""
+    start, rng = torch.randn(500, generator=torch.Generator().manual_seed(1)), torch.Generator().manual_seed(2)
+    alike = {name: start + 0.005 * torch.randn(500, generator=rng) for name in "abc"}
+    assert not rules.copies({**alike, "d": start + 0.005 * torch.randn(500, generator=rng)})
+    for far in (torch.full((500,), 1e38), -start, torch.randn(500, generator=rng) * 1e3):
+        assert not rules.copies({**alike, "d": far.double()})
+        assert named(rules.copies({**alike, "c": alike["b"] + 1e-6, "d": far.double()})) == {"b", "c"}
+
+
 def test_a_hundred_copies_take_a_hundred_sentences() -> None:
     found = rules.copies({f"site-{number:02}": torch.ones(9) for number in range(100)})
     assert len(found) == 100

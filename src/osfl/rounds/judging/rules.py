@@ -19,7 +19,7 @@ from osfl.core.types import ClientId, Probed, Upload
 from osfl.rounds.judging.probes import PANEL, Comparison, variance_of, within
 
 CLAIM = 10.0  # times as many images as all together that claim less
-COPY = 0.02  # of the usual distance between two uploads; where few can be compared, `EXACT`
+COPY = 0.02  # of the distance below which a quarter of all pairs lie; where few can be compared, `EXACT`
 EXACT = 1e-6  # of their numbers
 LEAST_PAIRS = 3
 AGREE = 0.2  # agreement with all others together beyond chance (1: always), below which a site may contradict them
@@ -32,7 +32,7 @@ FAR_ALONE = 2.2  # the same for a site none of whose classes anybody else has: o
 ALIKE = 0.02  # of the others' variance within classes
 ENOUGH = 30  # images of a class that vary for sure
 _SAMPLED = 2_000  # numbers of an upload that are compared with others
-_USUAL = 2_000  # pairs of uploads, whose median distance is the usual one
+_USUAL = 2_000  # pairs of uploads, by whose distances it is told what is near
 _SCALED = 1.4826  # the median absolute deviation of normal numbers, as a standard deviation
 
 
@@ -99,13 +99,14 @@ def copies(vectors: Mapping[ClientId, torch.Tensor]) -> list[Suspicion]:
 
 
 def _copy_bound(groups: Sequence[torch.Tensor]) -> float:
-    """A share of the usual distance of two uploads, by some pairs where there are many."""
+    """A share of the distance below which a quarter of all pairs lie, by some pairs where there are many. One far from all
+    others is in half of the pairs of four sites: by their median it would make copies of the others."""
     apart = list[torch.Tensor]()
     for rows in groups:
         pairs = torch.combinations(torch.arange(len(rows))) if len(rows) <= PANEL else _some_pairs(len(rows))
         apart += [_apart(rows[part[:, 0]], rows[part[:, 1]]) for part in pairs.split(50)]
     usual = torch.cat(apart) if apart else torch.zeros(0)
-    return max(EXACT, COPY * median(usual.tolist())) if len(usual) >= LEAST_PAIRS else EXACT
+    return max(EXACT, COPY * sorted(usual.tolist())[len(usual) // 4]) if len(usual) >= LEAST_PAIRS else EXACT
 
 
 def _some_pairs(sites: int) -> torch.Tensor:
