@@ -128,13 +128,13 @@ class Round:
         (self.folder / "personal").mkdir(exist_ok=True)
         origin = {f"upload/{client}": digest for client, digest in made_from.items()}
         origin |= {f"{EXCLUDED}{client}": digest for client, digest in (excluded or {}).items()}
-        personal = {client: self._signed("personal", client, part, {}) for client, part in sorted(release.personal.items())}
-        origin |= {f"personal/{client}": self._verified(data).digest for client, data in personal.items()}
+        for client in sorted(release.personal):
+            data = self._signed("personal", client, release.personal[client], {})
+            replace_atomically(self.folder / "personal" / f"{client}.safetensors", data)
+            origin[f"personal/{client}"] = self._verified(data).digest
         data = self._signed("release", "", release.shared, origin)
         digest = self._verified(data).digest
         self._check_only_release(digest)
-        for client, part in personal.items():
-            replace_atomically(self.folder / "personal" / f"{client}.safetensors", part)
         assert self.server_key is not None
         # before the release: after a crash in between, the same command makes the release that the head names
         sign_head(self.folder, self.plan.digest, digest, self.server_key)
