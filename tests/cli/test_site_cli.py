@@ -34,6 +34,18 @@ def here(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+# --- the site's images ---------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_above_all_sites_is_not_one_sites_images(osfl: Osfl, here: Path) -> None:
+    """Else the others' images are trained on, as if their folders were scanners of this site."""
+    for command in ("client plan.toml --key keys/north.key --work new", "check plan.toml"):
+        result = osfl(f"{command} --client north --data sites")
+        assert result.code == 1 and "sites holds folders of other sites: south" in result.err, result.err
+        assert "sites/north" in result.err and not Path("new").is_file()
+    assert not list(Path().glob("new/*/north/upload.safetensors"))
+
+
 # --- a release that was refused ----------------------------------------------------------------------------------------
 
 

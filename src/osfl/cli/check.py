@@ -130,7 +130,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, output_forma
     from osfl.data.site import open_site, site_problems
     from osfl.data.views import class_counts, make_shard
     from osfl.models.input_facts import describe_inputs
-    from osfl.roles.site import method_for
+    from osfl.roles.site import check_own_folder, method_for
     from osfl.rounds.phases import check_claim
 
     if plan is None or data is None or client is None:
@@ -146,6 +146,7 @@ def _site(plan: Path | None, data: Path | None, client: str | None, output_forma
     except UsageError as error:
         error.exit_code = OsflError.exit_code
         raise
+    check_own_folder(plan_of_round, client, data)
     with progress_display(output_format == "json") as progress:
         found = open_site(data, plan_of_round.task, progress, reading_of(plan_of_round.data))
     shard = make_shard(found.train, client, seed=plan_of_round.seed)

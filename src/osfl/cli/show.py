@@ -126,7 +126,7 @@ def _show_refused(fl_round: Path, found: Status) -> None:
 
     total, last = found.refusals, found.refused[-MOST_REFUSALS:]
     more = f"; the last of them, the others are in {escape(str(fl_round / JOURNAL))}" if len(last) < len(found.refused) else ""
-    echo(f"Refused, {total:,} times{more}:")
+    echo(f"Refused, {'once' if total == 1 else f'{total:,} times'}{more}:")
     for entry in last:
         echo(f"  {_refusal(entry)}")
 

@@ -17,13 +17,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-from osfl.core.errors import Rejected, RoundError, UsageError
+from osfl.core.errors import DataError, Rejected, RoundError, UsageError
 from osfl.core.method import Context, Method, quiet
 from osfl.core.registry import one_shot
 from osfl.core.result import finding_line
 from osfl.core.topology import is_last, next_encounter
 from osfl.core.types import ClientId, Payload, Plan, Progress, Release, Shard, digest_of
 from osfl.data.findings import grouped
+from osfl.data.layout import PARTS
 from osfl.data.reading import reading_of
 from osfl.data.site import open_site, site_problems
 from osfl.data.views import make_shard
@@ -58,12 +59,27 @@ def open_shard(
 
     `notice` gets a line for each thing to know about them: how they are resized, which pixels networks get, what is wrong.
     """
+    check_own_folder(plan, client, data)
     found = open_site(data, plan.task, progress, reading_of(plan.data))
     inputs = describe_inputs(plan.settings, plan.task.image[1], found.native)
     findings = grouped(site_problems(found, client, plan.task))
     for line in [*inputs["lines"], *inputs["cautions"], *map(finding_line, findings)]:
         notice(line)
     return make_shard(found.train, client, seed=plan.seed)
+
+
+def check_own_folder(plan: Plan, client: ClientId, data: Path) -> None:
+    """Refuse the folder above all sites' folders: their images would count as scanners or wards of this one site."""
+    own = (client, *plan.task.classes, *PARTS)
+    others = [other for other in plan.clients if other not in own and (data / other).is_dir()]
+    if others:
+        raise DataError(
+            f"{data} holds folders of other sites: {', '.join(others)}",
+            client=client,
+            field="data",
+            expected="this site's own images",
+            fix=f"Name the site's own folder, such as {data / client}.",
+        )
 
 
 def make_upload(
