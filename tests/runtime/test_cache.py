@@ -16,7 +16,7 @@ from osfl.cli.main import answer
 from osfl.core.errors import UsageError
 from osfl.data import open_dataset
 from osfl.ingredients.tokens.store import store_of
-from osfl.runtime.cache import LIMIT, cache_limit, clear, contents, trim, used, without_cache
+from osfl.runtime.cache import LIMIT, cache_folder, cache_limit, clear, contents, trim, used, without_cache
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +96,11 @@ def test_without_a_cache_nothing_of_the_images_is_written(folder: Path) -> None:
     assert not list(folder.rglob("*"))
     without_cache()
     assert cache_limit() == 0
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a number that no file of users has."""
+    monkeypatch.delenv("OSFL_CACHE")
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    with pytest.raises(UsageError, match="Set OSFL_CACHE"):
+        cache_folder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
 from osfl.core.errors import UsageError
-from osfl.wire.signing import SigningKey, VerifyKey
+from osfl.wire.signing import SigningKey, VerifyKey, read_public, save_public
+from tests.faults.traps import fail, trapped
 
 
 def test_known_answer() -> None:
@@ -40,6 +42,17 @@ def test_a_saved_key_is_private_and_comes_back(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists already"):
         SigningKey.generate().save(path)
     assert SigningKey.load(path).public_hex == key.public_hex
+
+
+def test_a_full_disk_leaves_no_half_of_a_key_in_the_way(tmp_path: Path) -> None:
+    key, private, public = SigningKey.generate(), tmp_path / "north.key", tmp_path / "north.pub"
+    for save, path in ((key.save, private), (lambda path: save_public(path, key.public_hex), public)):
+        with trapped(2, fail(errno.ENOSPC), stays=True), pytest.raises(UsageError, match="cannot be written: No space left"):
+            save(path)
+        assert not path.exists()
+        save(path)
+    assert SigningKey.load(private).public_hex == read_public(public) == key.public_hex
+    assert stat.S_IMODE(public.stat().st_mode) == 0o644
 
 
 def test_key_files_that_cannot_be_used(tmp_path: Path) -> None:

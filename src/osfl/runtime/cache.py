@@ -28,7 +28,14 @@ def data_root() -> Path:
 
 def cache_folder() -> Path:
     """OSFL_CACHE, or the user's cache."""
-    return Path(os.environ.get("OSFL_CACHE") or Path.home() / ".cache" / "osfl")
+    if named := os.environ.get("OSFL_CACHE"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "osfl"
+    except RuntimeError:  # neither HOME nor an entry for this user, as in some containers
+        raise UsageError(
+            "this user has no home folder, which would hold the cache", field="cache", fix="Set OSFL_CACHE to a folder."
+        ) from None
 
 
 def cache_limit() -> int:

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from osfl.core.errors import UsageError
 from osfl.core.names import shown
+from osfl.runtime.atomic import create_once
 from osfl.wire.points import weakness
 
 SIGNATURE_DIGITS = 128
@@ -76,20 +77,12 @@ class SigningKey:
         return self._key.sign(data).hex()
 
     def save(self, path: Path) -> None:
-        """Write a PEM file that only its owner can read; never over an existing one."""
+        """Write a PEM file that only its owner can read, whole or not at all; never over an existing one."""
         pem = self._key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            raise _key_error(path, "exists already", "Keep it (a new key is a new identity) or name another.") from None
-        except OSError as error:
-            raise _key_error(path, f"cannot be written: {error.strerror}", "Name a folder you can write to.") from None
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
+        if not _created(path, pem):
+            raise _key_error(path, "exists already", "Keep it (a new key is a new identity) or name another.")
 
     @classmethod
     def load(cls, path: Path) -> SigningKey:
@@ -112,12 +105,16 @@ class SigningKey:
 
 def save_public(path: Path, public_hex: str) -> None:
     """The public half as one line of text, which may be mailed, printed or read out; never over another one."""
+    if _created(path, f"{public_hex}\n".encode("ascii")):
+        path.chmod(0o644)
+    elif read_public(path) != public_hex:
+        raise _key_error(path, "holds another key", "Move it away if it is no longer in use.")
+
+
+def _created(path: Path, content: bytes) -> bool:
+    """Whether this call made the file, durably; a disk that is full leaves nothing, where half a key would be in the way."""
     try:
-        with path.open("x", encoding="ascii") as file:
-            file.write(f"{public_hex}\n")
-    except FileExistsError:
-        if read_public(path) != public_hex:
-            raise _key_error(path, "holds another key", "Move it away if it is no longer in use.") from None
+        return create_once(path, content)
     except OSError as error:
         raise _key_error(path, f"cannot be written: {error.strerror}", "Name a folder you can write to.") from None
 
