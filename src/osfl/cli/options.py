@@ -377,6 +377,9 @@ Metric = Annotated[
 SITE, COORDINATOR = "The site", "The round"
 Plan = Annotated[Path, typer.Argument(metavar="plan.toml", help="The plan that all agreed on.")]
 RoundFolder = Annotated[Path, typer.Argument(metavar="ROUND", help="The round's folder; `osfl enroll` makes one.")]
+ServerKey = Annotated[
+    Path, typer.Option("--server", metavar="server.pub", rich_help_panel=SITE, help="The server's public key.")
+]
 ClientName = Annotated[
     str, typer.Option("--client", "-c", metavar="NAME", rich_help_panel=SITE, help="Who this site is in the plan.")
 ]

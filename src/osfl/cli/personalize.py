@@ -41,16 +41,13 @@ Personal = Annotated[
         help="The personal part for this site, where the method makes one.",
     ),
 ]
-Server = Annotated[
-    Path, typer.Option("--server", metavar="server.pub", rich_help_panel=options.SITE, help="The server's public key.")
-]
 
 
 def personalize(
     plan: options.Plan,
     name: options.ClientName,
     release: Release,
-    server: Server,
+    server: options.ServerKey,
     personal: Personal = None,
     data: options.Data = None,
     certificates: options.Certificates = None,

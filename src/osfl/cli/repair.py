@@ -53,9 +53,6 @@ Keys = Annotated[
     Path,
     typer.Option("--keys", metavar="DIR", rich_help_panel=options.SITE, help="A folder with NAME.pub of every other site."),
 ]
-Server = Annotated[
-    Path, typer.Option("--server", metavar="server.pub", rich_help_panel=options.SITE, help="The server's public key.")
-]
 Out = Annotated[
     Path,
     typer.Option(
@@ -75,7 +72,7 @@ def repair(
     request: Request,
     key: Key,
     keys: Keys,
-    server: Server,
+    server: options.ServerKey,
     out: Out,
     work: options.Work = Path("work"),
     output_format: options.Format = "text",

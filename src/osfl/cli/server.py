@@ -30,10 +30,6 @@ EXAMPLES = (
 )
 EVERY = 5.0  # seconds between two looks at the inbox
 
-Round = Annotated[
-    Path,
-    typer.Argument(metavar="ROUND", readable=False, show_default=False, help="The round's folder; `osfl enroll` makes one."),
-]
 Key = Annotated[
     Path,
     typer.Option(
@@ -71,7 +67,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Look again every few seconds
 
 
 def server(
-    fl_round: Round,
+    fl_round: options.RoundFolder,
     key: Key,
     wait: Wait = False,
     exclude: Exclude = None,

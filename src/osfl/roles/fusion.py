@@ -192,7 +192,7 @@ def examine_checkpoints(request: FusionRequest) -> ExaminedCheckpoints:
         raise RoundError(
             f"none of {len(refused)} files can be used{why}",
             field="models",
-            fix="" if refused else "Name at least one file after --models.",
+            fix=None if refused else "Name at least one file.",
         )
     accepted = _related(found.accepted)
     return replace(found, accepted=accepted, refused=refused, cautions=_cautions(request, accepted))
