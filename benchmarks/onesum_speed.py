@@ -1,6 +1,7 @@
 """What OneSum costs: features against the convolution in them, sums, the server's eigendecomposition, and forgetting.
 
-    python -m benchmarks.onesum_speed
+    python -m benchmarks.bench onesum_speed
+    python -m benchmarks.onesum_speed --cells     one upload, and what is read from other records, anew in the record
 
 Everything on one core. Seconds are those of the processor, not of the wall, so that neighbors on the machine matter less; what
 is compared is measured in turns. Accuracy and seconds of other methods are read from the committed records of the same cells.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -24,6 +26,7 @@ from benchmarks.bench import kept_figures
 from benchmarks.grid import CELLS
 from benchmarks.measuring import medians
 from osfl.core.method import Context, add_up
+from osfl.core.result import write_json
 from osfl.core.seeds import torch_generator
 from osfl.core.settings import resolve_settings
 from osfl.core.types import Dataset, Limits, Plan, Shard, Task, Upload
@@ -115,6 +118,8 @@ def one_upload() -> dict[str, Any]:
     return {
         "seconds": round(seconds["all"], 4),
         "times_the_cholesky_factor_alone": round(seconds["all"] / seconds["alone"], 2),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -242,5 +247,16 @@ def _per_second(row: Mapping[str, Any]) -> float:
     return 100 * float(row["scores.global.accuracy"]["mean"]) / max(float(row["costs.server_seconds"]["mean"]), 1e-3)
 
 
+def update() -> None:
+    """The record with the seconds of the runs that there are by now; what needs a quiet machine is not measured again."""
+    path = RECORDS / "onesum_speed.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    with compute_threads(1):
+        record["figures"] |= {"one_upload": one_upload(), "cells": (found := cells())}
+    record["figures"]["ten_times_faster"] = ten_times_faster(found, kept_figures("onesum_times"))
+    write_json(path, record)
+    print(json.dumps({name: record["figures"][name] for name in ("one_upload", "ten_times_faster")}, indent=1))
+
+
 if __name__ == "__main__":
-    print(json.dumps(run(), indent=1))
+    update() if "--cells" in sys.argv else print(json.dumps(run(), indent=1))
