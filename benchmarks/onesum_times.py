@@ -3,8 +3,9 @@
     python -m benchmarks.bench onesum_times        the pairs that the record lacks; delete it to begin anew
 
 The rows of docs/results were made on machines that were more or less busy, as seconds of the wall show. Here both methods of a
-pair run one after the other, one worker with one thread, seed 0, and processor seconds are compared: of all client phases and
-the server phase. The pairs are the cells in which the rows alone do not show a factor of ten.
+pair run one after the other, one worker with one thread, seed 0, and processor seconds are compared: of all client phases, the
+server phase and what clients do with the release, as in the rows. The pairs are the cells in which the rows alone do not show a
+factor of ten.
 """
 
 from __future__ import annotations
@@ -61,13 +62,18 @@ def pair(cell: str, label: str) -> dict[str, Any]:
         alone = replace(CELLS[cell], topology=None)
         compare(alone, ["onesum", label], (0,), folder, machine=Machine(workers=1))
         own, other = (seconds_of(Path(folder) / name / "seed0" / "journal.jsonl") for name in ("onesum", label))
-    times = round((other["client"] + other["server"]) / (own["client"] + own["server"]), 1)
-    return {"beside": label, "times": times, "onesum": own, "other": other, "load": round(os.getloadavg()[0], 1)}
+    return {
+        "beside": label,
+        "times": round(sum(other.values()) / sum(own.values()), 1),
+        "onesum": own,
+        "other": other,
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 def seconds_of(journal: Path) -> dict[str, float]:
-    """Processor seconds of all client phases, and of the server phase."""
-    found = {"client": 0.0, "server": 0.0}
+    """Processor seconds of all client phases, of the server phase, and of personalization."""
+    found = {"client": 0.0, "server": 0.0, "personalize": 0.0}
     for line in journal.read_text(encoding="utf-8").splitlines():
         note = json.loads(line)
         if note["phase"] in found:

@@ -25,13 +25,14 @@ def test_a_cell_counts_by_its_rows_or_by_both_methods_in_one_run() -> None:
     assert {name: one["in_one_run"] for name, one in found["missed"].items()} == {"c": 9.0, "d": None}
 
 
-def test_only_client_and_server_phases_count(tmp_path: Path) -> None:
+def test_the_phases_of_a_method_count(tmp_path: Path) -> None:
     notes = [
-        {"phase": phase, "client": "x", "processor_seconds": 1.0} for phase in ("client", "client", "server", "personalize")
+        {"phase": phase, "client": "x", "processor_seconds": 1.0}
+        for phase in ("client", "client", "server", "personalize", "evaluate")
     ]
     journal = tmp_path / "journal.jsonl"
     journal.write_bytes(b"\n".join(canonical(note) for note in [*notes, {"phase": "cache", "client": ""}]))
-    assert seconds_of(journal) == {"client": 2.0, "server": 1.0}
+    assert seconds_of(journal) == {"client": 2.0, "server": 1.0, "personalize": 1.0}
 
 
 def test_the_pairs_of_the_record_are_those_of_the_module() -> None:
