@@ -6,6 +6,9 @@ Every operator is timed by the processor clock of its thread, so that a busy nei
 operations are counted by torch's formulas. `share_of_peak` sets what an operator kind does in its time against a matrix product
 of 2048 x 2048, measured the same way in the same run. `convolutions_alone` is the share of the peak that would be left if
 everything but convolutions took no time at all: where that is below 0.5, no other change can reach half of the peak.
+`gb_per_second` is what an operator kind reads and writes in its time, by the sizes of its tensors, and `copy_gb_per_second`
+what a copy of 64 MB does: a kind that is as fast moves memory as fast as this machine can, and only fewer passes over the
+activations would help. Small tensors stay in the processor's cache and may be faster; tiny ones cost the call.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from benchmarks.inversion_speed import CASES, SHORT, TASK, _context, _models, _uploads
@@ -45,6 +49,7 @@ class Timed(TorchDispatchMode):
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self.flops: dict[str, float] = defaultdict(float)
+        self.bytes: dict[str, float] = defaultdict(float)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         start = time.thread_time()
@@ -53,6 +58,7 @@ class Timed(TorchDispatchMode):
         kind = kind_of(func.overloadpacket.__name__)
         self.seconds[kind] += spent
         self.calls[kind] += 1
+        self.bytes[kind] += sum(x.numel() * x.element_size() for x in tree_leaves((args, out)) if isinstance(x, torch.Tensor))
         if func.overloadpacket in flop_registry:
             self.flops[kind] += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
         return out
@@ -66,7 +72,8 @@ def run() -> dict[str, Any]:
     keep_freed_memory()
     with compute_threads(1):
         peak = _peak()
-        return {"gflops_peak": round(peak / 1e9, 1), **{name: _bounds(work, peak) for name, work in _works().items()}}
+        peaks = {"gflops_peak": round(peak / 1e9, 1), "copy_gb_per_second": round(_copy() / 1e9, 1)}
+        return {**peaks, **{name: _bounds(work, peak) for name, work in _works().items()}}
 
 
 def _works() -> dict[str, Callable[[], object]]:
@@ -102,6 +109,17 @@ def _peak() -> float:
     return 2 * PEAK_SIZE**3 / best
 
 
+def _copy() -> float:
+    """Bytes a second that a copy reads and writes, the best of some."""
+    a, best = torch.zeros(16 << 20), float("inf")
+    b = a.clone()
+    for _ in range(PEAK_TURNS):
+        start = time.thread_time()
+        b.copy_(a)
+        best = min(best, time.thread_time() - start)
+    return 2 * a.numel() * a.element_size() / best
+
+
 def _bounds(work: Callable[[], object], peak: float) -> dict[str, Any]:
     work()  # warms up
     start = time.thread_time()
@@ -119,6 +137,7 @@ def _bounds(work: Callable[[], object], peak: float) -> dict[str, Any]:
             kind: {
                 "share_of_time": round(timed.seconds[kind] / inside, 3),
                 "calls": timed.calls[kind],
+                "gb_per_second": round(timed.bytes[kind] / timed.seconds[kind] / 1e9, 1),
                 **({"share_of_peak": round(timed.flops[kind] / timed.seconds[kind] / peak, 3)} if timed.flops[kind] else {}),
             }
             for kind in kinds

@@ -8,7 +8,12 @@ import pytest
 from safetensors.torch import load_file
 
 from osfl.core.registry import is_reference, load, names
+from osfl.core.settings import resolve_settings
+from osfl.core.types import Task
 from osfl.evaluation.privacy.reconstruction import Effort
+from osfl.ingredients.training.model_method import ModelMethod
+from osfl.models.build import build_model
+from osfl.models.naming import named
 from osfl.roles.fusion import fuse
 from osfl.rounds.forgetting import forget
 from osfl.runtime.machine import Machine
@@ -81,6 +86,18 @@ def test_audit_and_forgetting_work_there_for_every_method(method: str, tmp_path:
             with log.during("forget"):
                 forget(folder, clients=["client-02"], machine=on(NAME))
     worked_there(log, rounds=12)  # an audit repeats client phases, and asks for the model of each upload
+
+
+def test_no_method_that_computes_in_a_fusion_is_missing() -> None:
+    """Those whose clients send a model alone, without class counts; three only average or pass models on."""
+    task, name = Task("t", ("a", "b"), (3, 16, 16)), "vit-p4-w16-d1-h2"
+    model = set(named(build_model(name, task), "model"))
+    fusing = set()
+    for method in names():
+        made = load(method)(task, resolve_settings(load(method), "smoke", {}))
+        if isinstance(made, ModelMethod) and set(made.contract(name)) == model and not made.needs_counts():
+            fusing.add(method)
+    assert fusing == {*FUSING, "ensemble", "fedavg", "fol"}
 
 
 @pytest.mark.parametrize("method", FUSING)
