@@ -101,9 +101,9 @@ def _thousand_sites(figures: Mapping[str, Any]) -> list[str]:
         f"{figures['images_a_site']} digits a site; the last column is the time of the most sites over that of 100, times how",
         "many more they are: the aim is at most 1.3. FOL's clients have 2 neighbors. With all others n clients align n (n - 1)",
         "models, each on one client's images and towards that client's own model, so that no two clients share any of this",
-        "work: quadratic by its definition. FedMITR makes two images of each client in an epoch, and each client's network answers all of them, which",
-        "is quadratic, too (Algorithm 1), as is FALCON's teacher (Eq. 10). FedBiCross has as many clusters as the root of n,",
-        "and they learn from each other.",
+        "work: quadratic by its definition. FedMITR makes two images of each client in an epoch, and each client's network",
+        "answers all of them, which is quadratic, too (Algorithm 1), as is FALCON's teacher (Eq. 10). FedBiCross has as many",
+        "clusters as the root of n, and they learn from each other.",
         "",
         *_table(["method", *(f"{int(sites):,} sites" for sites in head), "times linear"], rows),
     ]
