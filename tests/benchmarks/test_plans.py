@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from osfl.cli.main import answer
-from osfl.core.errors import UsageError
+from osfl.core.errors import DeviceError, UsageError
 from osfl.core.plan import plan_from
 from osfl.core.registry import load
 from osfl.core.settings import resolve_settings
@@ -96,6 +96,19 @@ def test_a_plan_in_small_runs_to_its_end(name: str, tmp_path: Path) -> None:
     )
     result = run(simulation, tmp_path / "run")
     assert result["method"] == method and all(result["settings"][key] == value for key, value in changes.items())
+
+
+@pytest.mark.parametrize(("name", "least"), [("cifar10-silos", "4.3 GB"), ("isic-silos", "8.3 GB")])
+def test_the_papers_diffusion_models_fit_a_gpu_in_parts_and_are_refused_where_they_cannot(name: str, least: str) -> None:
+    """384 and 544 GB of activations for a whole batch; parts with the same effective batch need what there is."""
+    plan = plan_from(table_of(name), name)
+    method = load(plan.method)(plan.task, plan.settings)
+    for memory in (24 * 10**9, 80 * 10**9):
+        needs = method.device_bytes(5000, memory, False)
+        assert needs is not None and memory / 2 < needs <= memory
+    with pytest.raises(DeviceError, match=f"expected at least {least}, got 4.0 GB") as refused:
+        method.device_bytes(5000, 4 * 10**9, False)
+    assert "--memory" in str(refused.value) and "batch_size" in str(refused.value)
 
 
 def test_check_opens_the_folder_that_a_large_plan_expects(
