@@ -133,3 +133,11 @@ def test_the_command_line(tmp_path: Path) -> None:
     command = ["deploy", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out"), "--host", HOST, "--services"]
     assert answer([*command, "--authority", str(_rsa_authority(tmp_path / "ca"))]) == 0
     assert (tmp_path / "out" / "coordinator" / "osfl-superlink.service").exists()
+
+
+def test_the_instructions_name_units_and_the_small_torch(tmp_path: Path) -> None:
+    """`--services` used to print the same text as without it."""
+    deploy(PLAN, tmp_path, HOST)
+    assert "whl/cpu" in (tmp_path / "README.txt").read_text() and "systemd" not in (tmp_path / "README.txt").read_text()
+    deploy(PLAN, tmp_path, HOST, services=True)
+    assert "a systemd unit (*.service) and a Containerfile are in each folder" in (tmp_path / "README.txt").read_text()

@@ -43,6 +43,11 @@ AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 RENEW_DAYS = 60  # a certificate that ends sooner is made again by the next deployment
 ALWAYS = ("localhost", "127.0.0.1")  # the coordinator talks to its own SuperLink by these
 SETTINGS = {"wait": 604800.0, "linger": 86400.0, "again": 300.0, "poll": 1.0, "ttl": 1800.0, "chunk": 16 << 20, "window": 2}
+TORCH_FIRST = """\
+Without an NVIDIA GPU install torch first, or pip brings several GB of CUDA libraries:
+    pip install torch --index-url https://download.pytorch.org/whl/cpu"""
+UNITS = """\
+Instead of the start scripts: a systemd unit (*.service) and a Containerfile are in each folder. Their first lines say how."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Deployment:
     out: Path
     round: str
     machines: Mapping[str, tuple[str, ...]]  # "coordinator" or "site NAME" -> commands
+    notes: tuple[str, ...] = ()  # what holds for all of them
 
 
 def deploy(
@@ -96,7 +102,9 @@ def deploy(
         write_coordinator(coordinator, name, port, name_of_package)
         for client, folder in sites.items():
             write_site(folder, client, name_of_package)
-    deployment = Deployment(out, name, _commands(sites, host, name, handed, install))
+    deployment = Deployment(
+        out, name, _commands(sites, host, name, handed, install), (TORCH_FIRST, *((UNITS,) if services else ()))
+    )
     (out / "README.txt").write_text(readme(deployment), encoding="utf-8")
     return deployment
 
@@ -105,6 +113,7 @@ def readme(deployment: Deployment) -> str:
     lines = [f"Round {deployment.round} over Flower: what to do on each machine", ""]
     for machine, commands in deployment.machines.items():
         lines += [f"{machine}:", *(f"    {command}" for command in commands), ""]
+    lines += [line for note in deployment.notes for line in (note, "")]
     return "\n".join(lines)
 
 
