@@ -178,7 +178,7 @@ def _constant_line(comparison: Mapping[str, Json]) -> tuple[str, float] | None:
 def _bars(comparison: Mapping[str, Json], judged: str) -> Markup:
     methods, metric, name = comparison["methods"], headline_metric(comparison), _metric_name(comparison)
     groups = {method: [_with_error(methods, method, one) for one in (metric, OWN)] for method in methods}
-    series = (f"{name}, {judged}", "accuracy on the own distribution, mean over clients")
+    series = (f"{name}, {judged}", "own distribution, mean over clients")
     what = f"{name} of each method on the {judged}, and accuracy on the clients' own distributions"
     return responsive(
         lambda width: bars(groups, series, what=what, width=width, reference=_constant_line(comparison)),
