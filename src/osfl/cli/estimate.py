@@ -197,10 +197,10 @@ def _show(labels: Sequence[str], found: Sequence[Estimate]) -> None:
 
     from osfl.reports.text import count, seconds, size
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)  # the box has a blank between columns: all fit into 80
     table.add_column("Method", overflow="fold", min_width=min(20, max(map(len, labels))))
     for title in ("Up, each", "Up, all", "Down, all", "Msgs", "Clients", "Server", "Wait", "Memory", "Tensors"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", overflow="fold")
     for label, one in zip(labels, found, strict=True):
         mark = "" if one.exact_bytes else "≥ "
         table.add_row(
