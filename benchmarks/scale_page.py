@@ -154,13 +154,15 @@ def _estimates(figures: Mapping[str, Any]) -> list[str]:
         ratios = [row["ratios"].get(key) for key in ("flops", "seconds", "memory_bytes", "upload_bytes")]
         missed = ", ".join(figures["outside"].get(method, ()))
         rows.append([method, *("–" if one is None else f"{one:.2f}" for one in ratios), missed])
+    least = figures.get("or_seconds")
+    nothing = f" (less than {least} seconds are no difference)" if least else ""
     near = sum("seconds" not in figures["outside"].get(method, ()) for method in figures["methods"])
     return [
         "## What `osfl estimate` says beforehand",
         "",
         "Estimate over measurement: `cpu` presets on the embedded digits, five clients, one seed, all phases together; seconds",
         "of the processor at equal pace, memory that of the whole process. The last column names what is more than",
-        f"{figures['within']} times off, in all or in one phase. Seconds are within it for {near} of "
+        f"{figures['within']} times off, in all or in one phase{nothing}. Seconds are within it for {near} of "
         f"{len(figures['methods'])} methods. Short",
         "rehearsals are continued along straight lines: what they cost once (loading an encoder) or do not show (fuller",
         "batches) is where they fail.",
