@@ -15,10 +15,10 @@ SITES = ("north", "south", "west")
 def test_a_folder_that_is_no_round_is_refused_before_anything_is_written(osfl: Osfl) -> None:
     assert osfl("keys server --out keys").code == 0
     Path("empty").mkdir()
-    for folder in ("nowhere", "empty"):
+    for folder, why in (("nowhere", "There is no folder nowhere"), ("empty", "This is not a whole round folder")):
         refused = osfl(f"server {folder} --key keys/server.key --without-missing")
-        assert refused.code == 1 and "This is not a whole round folder" in refused.err and "Traceback" not in refused.err
-    assert not list(Path("empty").iterdir())
+        assert refused.code == 1 and why in refused.err and "Traceback" not in refused.err
+    assert not list(Path("empty").iterdir()) and not Path("nowhere").exists()
 
 
 def test_the_plan_of_three_real_sites_runs_to_the_model_of_its_rehearsal(osfl: Osfl) -> None:
