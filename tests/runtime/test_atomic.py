@@ -102,3 +102,16 @@ def test_lines_are_added(tmp_path: Path) -> None:
     for line in (b"one", b"two"):
         atomic.append_line(tmp_path / "log", line)
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+
+
+def test_a_folder_below_one_that_nobody_may_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = atomic.sync_folder
+
+    def refuse(folder: Path) -> bool:
+        if folder == tmp_path:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(atomic, "sync_folder", refuse)
+    atomic.make_folder(tmp_path / "alice" / "round")
+    assert (tmp_path / "alice" / "round").is_dir()

@@ -96,7 +96,8 @@ def make_folder(folder: Path) -> None:
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-    sync_folder(folder.parent)
+    with contextlib.suppress(PermissionError):  # above may be a folder that nobody may list, such as /home of a cluster
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> bool:
