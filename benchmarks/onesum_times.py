@@ -36,6 +36,7 @@ PAIRS: Mapping[str, str] = {
     "digits-silos": "federated_factory",
     "factory-cifar-n5-a0.1": "federated_factory",
     "factory-blood-n5-a0.1": "federated_factory@mode=peer",
+    "factory-retina-n5-a0.1": "federated_factory@personalize=prior",
     "skin-n5-a0.1": "federated_factory@personalize=prior",
     "skin-n5-a0.3": "dafl",
     "skin-n5-a0.5": "dafl",
