@@ -166,3 +166,9 @@ def test_numbers_and_their_units_are_readable_in_a_terminal() -> None:
     """A narrow blank between them was shown as a question mark; what steers a terminal still is one."""
     assert escape("98.3\u202f% of 1\u00a0000, a\x1b[2J\n") == "98.3 % of 1 000, a?[2J\n"
     assert on_one_line("a\u202fb\nc\u2028d") == "a b?c?d"
+
+
+def test_an_exported_model_is_not_taken_for_a_checkpoint(osfl: Osfl, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"")
+    refused = osfl(f"evaluate {tmp_path / 'm.onnx'} --data {tmp_path}")
+    assert refused.code == 2 and "is an exported model" in refused.err and "give the folder" in refused.err

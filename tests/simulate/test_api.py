@@ -205,3 +205,10 @@ def test_python_and_the_command_line_put_a_run_into_the_same_folder(tmp_path: Pa
     command = "run --method fedavg --clients 2 --partition dirichlet:0.5 --smoke --samples 60 --image-size 8"
     assert answer(command.split()) == 0  # and so it is the same run
     assert [path.name for path in Path("runs").iterdir()] == ["fedavg-digits-dirichlet-0.5-seed0"]
+
+
+@pytest.mark.parametrize("wrong", [nn.Linear(3, 3), lambda task: nn.Flatten(), 3])
+def test_a_network_is_registered_by_a_function_that_builds_it(wrong: Any) -> None:
+    """Each of these was accepted, and failed in the run with a TypeError."""
+    with pytest.raises(UsageError, match=r"not built by build\(classes, image\)"):
+        osfl.register_model("wrongly_built", wrong)

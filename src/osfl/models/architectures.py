@@ -7,6 +7,7 @@ setting lists them: `client-01:resnet18-w8,*:cnn`. `timm:NAME` is a network of t
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -87,6 +88,11 @@ def register_model(name: str, build: Callable[[int, tuple[int, int, int]], objec
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in TABLE:
         taken = f"{name!r} is one of ours" if name in TABLE else f"{name!r} cannot be the name of an architecture"
         raise UsageError(taken, field="architecture", fix="Use another one, of a-z 0-9 _.")
+    try:
+        inspect.signature(build).bind(2, (1, 8, 8))
+    except (TypeError, ValueError):
+        fix = "Give a function, such as: def build(classes, image): return nn.Sequential(...)"
+        raise UsageError(f"{name!r} is not built by build(classes, image)", field="architecture", fix=fix) from None
     _OWN[name], BUILDERS[name] = Architecture("own", "given in Python", name=name), build
     return name
 

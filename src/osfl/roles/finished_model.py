@@ -95,6 +95,12 @@ def _thresholds(folder: Path) -> dict[str, float]:
 
 
 def _checkpoint(path: Path, plain: PlainModel) -> FinishedModel:
+    if path.suffix.lower() in (".onnx", ".pt2"):
+        raise UsageError(
+            f"{path} is an exported model, for other programs",
+            field="model",
+            fix="It answers as the model that it was exported from: give the folder of that.",
+        )
     if not plain.architecture or not plain.classes:
         raise UsageError(
             f"{path} is a plain checkpoint, which names neither its architecture nor its classes",
