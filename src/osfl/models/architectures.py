@@ -89,6 +89,8 @@ def register_model(name: str, build: Callable[[int, tuple[int, int, int]], objec
         taken = f"{name!r} is one of ours" if name in TABLE else f"{name!r} cannot be the name of an architecture"
         raise UsageError(taken, field="architecture", fix="Use another one, of a-z 0-9 _.")
     try:
+        if hasattr(build, "forward") and not isinstance(build, type):
+            raise TypeError("a network, which each site would share with the others")
         inspect.signature(build).bind(2, (1, 8, 8))
     except (TypeError, ValueError):
         fix = "Give a function, such as: def build(classes, image): return nn.Sequential(...)"
