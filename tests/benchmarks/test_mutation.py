@@ -180,3 +180,17 @@ def test_a_test_that_fails_anyway_kills_nothing(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(mutation, "in_child", lambda *_: {"code": 1, "failed": "a"})
     with pytest.raises(SystemExit, match="the tests must pass before anything is changed: a"):
         mutation.check_passes("a", tmp_path)
+
+
+def test_a_beginning_of_the_sample_is_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def some(mutants: list[Mutant], say: object, seconds: float) -> dict[str, dict[str, object]]:
+        limits.append(seconds)
+        return {mutant.name: {"killed": True, "at_first": True, "by": "a"} for mutant in mutants[:3]}
+
+    monkeypatch.setattr(mutation, "results", some)
+    found = mutation.run(2)
+    assert limits == [120.0] and found["sample"] == 3 < found["whole_sample"] == len(sampled(everything()))
+    mutation.run()
+    assert limits[1] == float("inf")
