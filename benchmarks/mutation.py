@@ -155,10 +155,12 @@ def test_files(folder: Path) -> dict[str, str]:
 
 
 def asked(mutant: Mutant, texts: Mapping[str, str]) -> list[str]:
-    """The test files that import the mutated file, where none does those that name it; those beside it come first."""
+    """The test files that import the mutated file, and all of its method's; where none does, those that name it. Those beside it
+    come first."""
     module = "osfl." + mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     stem, beside = module.rpartition(".")[2], f"tests/{Path(mutant.file).parent}/"
-    users = [name for name, text in texts.items() if re.search(rf"\b{re.escape(module)}\b", text)]
+    method = beside if mutant.file.startswith("methods/") and mutant.file.count("/") > 1 else "nothing"
+    users = [name for name, text in texts.items() if name.startswith(method) or re.search(rf"\b{re.escape(module)}\b", text)]
     users = users or [name for name, text in texts.items() if re.search(rf"\b{stem}\b", text)]
     own = {name for name in users if name.startswith(beside) and (stem in name or beside.endswith(f"/{stem}/"))}
     return sorted(users, key=lambda name: (name not in own, not name.startswith(beside), len(texts[name]), name))

@@ -139,6 +139,11 @@ def test_a_mutant_is_shown_to_tests_that_import_its_file_its_own_first() -> None
     assert asked(mutant_of("methods/b/__init__.py"), texts)[0] == "tests/methods/test_b.py"
     assert asked(mutant_of("methods/c.py"), texts) == ["tests/ingredients/test_rounds.py"]  # nobody imports it
     assert asked(mutant_of("methods/nobody.py"), texts) == []
+    apart = {
+        "tests/methods/d/test_whole.py": "from osfl.methods.d import D",
+        "tests/methods/d/test_part.py": "osfl.methods.d.part",
+    }
+    assert asked(mutant_of("methods/d/part.py"), apart) == ["tests/methods/d/test_part.py", "tests/methods/d/test_whole.py"]
 
 
 def test_every_target_has_tests_to_be_shown_to() -> None:
