@@ -155,8 +155,8 @@ def test_files(folder: Path) -> dict[str, str]:
 
 
 def asked(mutant: Mutant, texts: Mapping[str, str]) -> list[str]:
-    """The test files that import the mutated file, and all of its method's; where none does, those that name it. Those beside it
-    come first."""
+    """The test files that import the mutated file, and all of its method's; where there are none, those that name it. Those
+    beside it come first."""
     module = "osfl." + mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     stem, beside = module.rpartition(".")[2], f"tests/{Path(mutant.file).parent}/"
     method = beside if mutant.file.startswith("methods/") and mutant.file.count("/") > 1 else "nothing"
