@@ -37,7 +37,7 @@ from benchmarks.mutation_sites import TARGETS, Mutant, mutants_of, mutated
 
 ROOT = Path(__file__).parent.parent
 STATE = ROOT / "runs" / "mutation"
-ROOMS = ("tests/methods", "tests/ingredients", "tests/models")
+ROOMS = ("tests/methods", "tests/ingredients", "tests/models", "tests/device")
 WITHOUT = ("tests/methods/test_every_method.py",)  # whole runs of every method: minutes for each mutant
 SEED = 1
 EACH = 2  # mutants of a file

@@ -19,6 +19,7 @@ from osfl.ingredients.statistics.gaussians import (
     linear_classifier,
     packed,
     positive_semidefinite,
+    solved,
     statistics,
     summed,
     unpacked,
@@ -194,3 +195,10 @@ def test_small_classes_have_fewer_components() -> None:
     assert [components_for(n, 20) for n in (1, 2, 19, 20, 500)] == [1, 1, 1, 2, 20]
     one = fit_mixture(torch.ones(1, 3), 1, "diag", torch_generator(0, "one"))
     assert bool(one.sample(5, torch_generator(0, "draw")).isfinite().all())
+
+
+def test_a_singular_matrix_gives_the_solution_of_least_norm() -> None:
+    right = torch.tensor([[4.0], [0.0]], dtype=torch.float64)
+    for second, wanted in ((0.0, 2.0), (1.0, 2.0)):
+        found = solved(torch.tensor([[2.0, 0.0], [0.0, second]], dtype=torch.float64), right)
+        assert found.flatten().tolist() == pytest.approx([wanted, 0.0])

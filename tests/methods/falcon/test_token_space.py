@@ -94,6 +94,11 @@ def test_patience_keeps_what_was_best_for_held_out_sequences() -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), twin.parameters(), strict=True))
 
 
+def test_what_is_kept_is_the_best_of_all_epochs_and_the_start() -> None:
+    on_the_way = [fitted(0, epochs)[0] for epochs in range(11)]
+    assert fitted(10, 10)[0] == pytest.approx(max(on_the_way)) and on_the_way[-1] < max(on_the_way) - 0.1
+
+
 @pytest.mark.parametrize(("more", "white"), [(-1, False), (0, True)])
 def test_a_covariance_needs_so_many_sequences_beyond_one_of_each_class(more: int, white: bool) -> None:
     """The standard space divides each number alone: its matrix is diagonal."""

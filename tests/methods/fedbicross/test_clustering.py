@@ -69,3 +69,16 @@ def test_parameters_need_one_architecture() -> None:
 def test_similarity_prefers_the_near() -> None:
     weights = similarity(blobs(), [[0, 1], [2, 3], [4, 5]])
     assert torch.allclose(weights.sum(1), torch.ones(3).double()) and torch.all(weights.argmax(1) == torch.arange(3))
+
+
+def test_weights_by_similarity_by_hand() -> None:
+    """Centers (1, 0) and (1, 3): a softmax of minus the distances 0 and 3, whatever the groups' sizes."""
+    points = torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
+    other = 1 / (1 + torch.tensor(3.0, dtype=torch.float64).exp())
+    assert torch.allclose(similarity(points, [[0, 1], [2]]), torch.stack([1 - other, other, other, 1 - other]).view(2, 2))
+
+
+def test_a_cluster_that_empties_takes_a_point_from_a_larger_one() -> None:
+    """With this start one of four clusters is left without points on the way."""
+    points = torch.randn((12, 2), generator=rng(11628)).double()
+    assert len(set(kmeans(points, 4, rng(11628), starts=1))) == 4
