@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.privacy_curve import DELTA, EPSILONS, GROUPS, SHOWN, best, by_the_noise, picture
+from benchmarks.privacy_curve import DELTA, EPSILONS, GROUPS, SHOWN, _missing, best, by_the_noise, picture
 from osfl.core.result import Membership, Rate
 from osfl.evaluation.privacy.rates import most_true_positives
 
@@ -44,3 +44,10 @@ def test_the_figure_has_a_line_for_every_method_and_says_how_many_seeds() -> Non
     assert drawn.count("<polyline") == len(SHOWN) and "2 seeds" in drawn and "FederatedFactory, mixtures" in drawn
     part = picture({"onesum": {"1": {"accuracy": {"0": 50.0}}, "3": {"accuracy": {}}}})
     assert "one seed" in part and part.count("<circle") == 1
+
+
+def test_the_attack_is_on_every_seed_at_the_smallest_epsilon_and_on_the_first_elsewhere() -> None:
+    row = {"accuracy": {"0": 50.0, "1": 60.0}, "attack": {"0": {}}}
+    assert [_missing(row, 1.0, seed) for seed in (0, 1, 2)] == [False, True, True]
+    assert [_missing(row, 8.0, seed) for seed in (0, 1, 2)] == [False, False, True]
+    assert _missing({"accuracy": {"0": 50.0}}, None, 0)

@@ -76,7 +76,9 @@ def test_what_an_earlier_run_has_kept_changes_no_estimate(few: None, tmp_path: P
     before = expected(federation, ONE, tensors=False)
     run_unevaluated(federation, tmp_path / "run", ONE)
     after = expected(federation, ONE, tensors=False)
-    assert after.figures["flops"] == before.figures["flops"]
+    assert set(after.figures["flops"]) == set(before.figures["flops"])
+    for phase, parts in before.figures["flops"].items():
+        assert after.figures["flops"][phase] == pytest.approx(parts, rel=1e-9)  # solved for, so not to the last bit
     assert (before.kept, after.kept) == (0, 1)
 
 
