@@ -142,7 +142,7 @@ def evaluate(
 
 
 def signing_key(key: Path, client: str | None, model: FinishedModel) -> SigningKey:
-    """The key that signs the summary; what is wrong with it is said before anything is measured."""
+    """The key that signs the summary; what is wrong with it is reported before anything is measured."""
     from osfl.wire.signing import SigningKey
 
     if client is None:

@@ -50,11 +50,11 @@ def kept(path: Path, shape: tuple[int, ...], progress: Progress = quiet) -> tupl
     """The mapped file and the sha256 of its content, or None where it is not what was written. The sha256 is empty where
     nobody trustworthy has noted it: then digests are of the pixels."""
     with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
-        said = json.loads(path.with_suffix(WRITTEN).read_bytes())
-        content, own = said["sha256"], _only_ours(path) and _only_ours(path.with_suffix(WRITTEN))
+        note = json.loads(path.with_suffix(WRITTEN).read_bytes())
+        content, own = note["sha256"], _only_ours(path) and _only_ours(path.with_suffix(WRITTEN))
         if file.seek(0, os.SEEK_END) != int(np.prod(shape)):
             return None
-        if said["marks"] != _marks(os.fstat(file.fileno())) or not own:
+        if note["marks"] != _marks(os.fstat(file.fileno())) or not own:
             if _content(file, progress) != content:
                 return None
             if own:
@@ -68,10 +68,10 @@ def known_digest(content: str, facts: bytes, compute: Callable[[], str]) -> str:
     """The digest of these images of a file of this content, as it was computed the first time."""
     path = cache_folder() / "decoded" / f"{hashlib.sha256(content.encode() + facts).hexdigest()}{DIGEST}"
     with suppress(OSError, ValueError):
-        said = path.read_text("ascii")
-        if len(bytes.fromhex(said)) == hashlib.sha256().digest_size and _only_ours(path):
+        note = path.read_text("ascii")
+        if len(bytes.fromhex(note)) == hashlib.sha256().digest_size and _only_ours(path):
             used(path)
-            return said
+            return note
     digest = compute()
     with suppress(OSError):  # a cache that cannot be written is no reason to stop
         replaced(path, lambda out: out.write(digest.encode("ascii")))
