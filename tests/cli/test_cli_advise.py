@@ -21,6 +21,16 @@ def test_a_ranking_names_its_cells_and_a_command(osfl: Osfl) -> None:
     assert "osfl run --method onesum" in text and "Not local_only: sends nothing" in text
 
 
+def test_the_table_fits_into_80_columns_and_shows_what_it_is_ordered_by(osfl: Osfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = osfl(CASE).out.splitlines()
+    header = next(line for line in lines if line.startswith(" Method"))
+    assert header.split() == ["Method", "Behind", "Accuracy", "runs", "sends", "Server", "A", "site"]
+    rows = [line.split() for line in lines[lines.index(header) + 2 :] if "–" in line]
+    behind = [float(row[1]) for row in rows]
+    assert len(rows) > 3 and behind == sorted(behind) and all(row[-1] in ("s", "ms") for row in rows)
+
+
 def test_scripts_get_all_evidence(osfl: Osfl) -> None:
     found = osfl(f"{CASE} --format json").json
     first = found["ranked"][0]

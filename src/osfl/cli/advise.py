@@ -274,24 +274,23 @@ def _table(ranked: Sequence[Ranked], personal: bool) -> None:
     if not ranked:
         return
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("Method", overflow="fold", min_width=24)
-    for title in ("Own\naccuracy" if personal else "Accuracy", "80 % of\nruns", "A site\nsends", "Server", "A site"):
+    table.add_column("Method", overflow="fold", min_width=17)
+    accuracy = "Own\naccuracy" if personal else "Accuracy"
+    for title in ("Behind", accuracy, "80 % of\nruns", "A site\nsends", "Server", "A site"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("Cells", justify="right")
-    table.add_column("Nearest", overflow="fold")
     for one in ranked:
         table.add_row(
             escape(one.label.replace("@", "\n  ")),
+            f"{-100 * one.score:.1f}",
             percent(one.accuracy),
             f"{100 * one.low:.0f}–{100 * one.high:.0f}",
             size(one.upload),
             *("–" if value is None else seconds(value) for value in (one.server, one.site)),
-            str(len(one.evidence)),
-            f"{one.evidence[0].cell} ({one.evidence[0].distance:.1f})",
         )
     output().print(table)
+    echo("The order is by points behind the best method of each cell, near cells first: other images have other accuracies.")
     used = ", ".join(f"{cell.cell} ({cell.distance:.1f}) {percent(cell.accuracy)}" for cell in ranked[0].evidence)
-    echo(f"The cells of the first, with its accuracy there: {used}.")
+    echo(f"The cells of the first, with its accuracy there: {used}. --format json has those of all.")
 
 
 def _constant(found: Advice, constant: float | None) -> None:
