@@ -102,8 +102,8 @@ def _thousand_sites(figures: Mapping[str, Any]) -> list[str]:
         "many more they are: the aim is at most 1.3. FOL's clients have 2 neighbors. With all others n clients align n (n - 1)",
         "models, each on one client's images and towards that client's own model, so that no two clients share any of this",
         "work: quadratic by its definition. FedMITR makes two images of each client in an epoch, and each client's network",
-        "answers all of them, which is quadratic, too (Algorithm 1), as is FALCON's teacher (Eq. 10). FedBiCross has as many",
-        "clusters as the root of n, and they learn from each other.",
+        "answers all of them, which is quadratic, too (Algorithm 1), as is FALCON's teacher (Eq. 10): these two grow faster",
+        "than the sites. FedBiCross has as many clusters as the root of n, and they learn from each other.",
         "",
         *_table(["method", *(f"{int(sites):,} sites" for sites in head), "times linear"], rows),
     ]
@@ -164,8 +164,7 @@ def _estimates(figures: Mapping[str, Any]) -> list[str]:
         "of the processor at equal pace, memory that of the whole process. The last column names what is more than",
         f"{figures['within']} times off, in all or in one phase{nothing}. Seconds are within it for {near} of "
         f"{len(figures['methods'])} methods. Short",
-        "rehearsals are continued along straight lines: what they cost once (loading an encoder) or do not show (fuller",
-        "batches) is where they fail.",
+        "rehearsals are continued along straight lines: what they do not show, such as fuller batches, is where they are off.",
         "",
         *_table(["method", "operations", "seconds", "memory", "bytes sent", "off"], rows),
     ]
