@@ -3,7 +3,7 @@
 Everything is measured in short rehearsals and continued to the whole run (osfl.simulate.rehearsal): bytes sent, and for client
 phase, server phase and personalization floating point operations, seconds of one worker, and bytes of tensors. Only what a
 training takes within limited memory is known by formula (`Method.device_bytes`). A plan that cannot fit is refused.
-Features that earlier runs have kept are not used, and said: an estimate is that of a run with an empty cache.
+Features that earlier runs have kept are not used, but reported: an estimate is that of a run with an empty cache.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ FAR_ALONE = 2.2  # the same for a site none of whose classes anybody else has: o
 ALIKE = 0.02  # of the others' variance within classes
 ENOUGH = 30  # images of a class that vary for sure
 _SAMPLED = 2_000  # numbers of an upload that are compared with others
-_USUAL = 2_000  # pairs of uploads, by whose distances it is told what is near
+_USUAL = 2_000  # pairs of uploads whose distances say what is near
 _SCALED = 1.4826  # the median absolute deviation of normal numbers, as a standard deviation
 
 
